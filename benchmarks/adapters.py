@@ -1,11 +1,12 @@
-"""Three tasks answered in turns by one loaded base, and what adapters take on disk and in changing.
+"""Switch between task adapters on one loaded base model; measure their size, parameter share and switching time.
 
     python benchmarks/adapters.py [--rows 800] [--scored 100] [--threads 1]
 
-Three adapters are trained on all-MiniLM-L6-v2 by `finetune`: MRPC, SST-2 and STS-B, the first rows of each, one epoch.
-Then a single model, loaded once, answers their dev rows one by one, changing the adapter before every answer; each
-answer is compared with that of the same adapter loaded alone. The second table has the kinds of adapters on a random
-model of the shape of BERT-base (or on --model): which share of it they train, their size on disk, and a change.
+The first table: `finetune` trains three adapters on all-MiniLM-L6-v2 (MRPC, SST-2 and STS-B, the first rows of each,
+one epoch). A single model, loaded once, then predicts their dev rows one by one and switches the adapter before every
+prediction. Each output is compared with that of the same adapter loaded alone. The second table lists the kinds of
+adapters on a random model of BERT-base's shape (or on --model): the share of parameters that each trains, its size on
+disk, and its switching time.
 """
 
 import argparse
@@ -34,9 +35,9 @@ from cloze.tasks.rows import Source
 from cloze.text import SPECIAL, Tokenizer
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
-from first_rows import first_rows  # beside this file
+from first_rows import first_rows  # in this folder
 from minilm import minilm
-from public_data import add_data, find_data  # beside this file
+from public_data import add_data, find_data  # in this folder
 
 ROOT = Path(__file__).parents[1]
 Floats = NDArray[np.float32]
@@ -62,26 +63,26 @@ class Trained:
 
     @property
     def dev(self) -> LabelledTexts:
-        """The rows to answer."""
+        """Return the dev rows."""
         assert isinstance(self.data.dev, LabelledTexts)
         return self.data.dev
 
     def answer(self, model: Model, row: int) -> Floats:
-        """The raw outputs for one row, alone in its batch."""
+        """Return the raw outputs for one row, in a batch of its own."""
         pair = None if self.dev.pairs is None else [self.dev.pairs[row]]
         found: Floats = model.logits([self.dev.texts[row]], pair)[0]
         return found
 
     def score(self, answers: Sequence[Floats]) -> str:
-        """The metrics and their values."""
+        """Return the metrics and their values as text."""
         found = np.stack(answers)
-        told = found[:, 0] if self.data.kind.targets == "number" else found.argmax(1)
-        values = score(self.data.metrics, list(self.dev.targets or ()), told.tolist())
+        predictions = found[:, 0] if self.data.kind.targets == "number" else found.argmax(1)
+        values = score(self.data.metrics, list(self.dev.targets or ()), predictions.tolist())
         return ", ".join(f"{metric} {value:.3f}" for metric, value in values.items())
 
 
 def train(name: str, data: Path, place: Path, rows: int, scored: int) -> Trained:
-    """An adapter for the first rows of a task."""
+    """Train an adapter on the first rows of a task."""
     folder, kind = TASKS[name]
     source = Source(name, first_rows(data / "glue" / folder, place / folder, rows, scored))
     settings = FinetuneSettings(epochs=1, batch_size=16, max_length=128, adapter=kind)
@@ -89,14 +90,14 @@ def train(name: str, data: Path, place: Path, rows: int, scored: int) -> Trained
 
 
 def timed_use(model: Model, name: str | None) -> float:
-    """Seconds that a change takes."""
+    """Return the seconds that switching to an adapter takes."""
     started = time.perf_counter()
     model.use(name)
     return time.perf_counter() - started
 
 
 def answer_in_turns(tasks: Sequence[Trained]) -> None:
-    """Answer all rows with one model, compare with the adapters alone, and print."""
+    """Predict all rows with one model, compare the outputs with those of each adapter alone, and print a table."""
     started = time.perf_counter()
     model = cloze.load(minilm(), device="cpu")
     loading = time.perf_counter() - started
@@ -109,10 +110,12 @@ def answer_in_turns(tasks: Sequence[Trained]) -> None:
             if row < len(task.dev):
                 times[task.name].append(timed_use(model, task.name))
                 answers[task.name].append(task.answer(model, row))
-    print(f"{'task':<8}{'adapter':<10}{'rows':>5}  {'scores':<32}{'as alone':>9}{'change: median, most (ms)':>28}")
+    print(f"{'task':<8}{'adapter':<10}{'rows':>5}  {'scores':<32}{'as alone':>9}{'switch: median, max (ms)':>28}")
     for task in tasks:
         alone = cloze.load(task.run, device="cpu")
-        same = sum(np.array_equal(task.answer(alone, row), told) for row, told in enumerate(answers[task.name]))
+        same = sum(
+            np.array_equal(task.answer(alone, row), predictions) for row, predictions in enumerate(answers[task.name])
+        )
         took = [1000 * seconds for seconds in times[task.name]]
         print(
             f"{task.name:<8}{TASKS[task.name][1]:<10}{len(took):>5}  {task.score(answers[task.name]):<32}"
@@ -124,7 +127,7 @@ def answer_in_turns(tasks: Sequence[Trained]) -> None:
 
 
 def make_base(folder: Path) -> Path:
-    """A random model with a vocabulary of nothing in particular."""
+    """Save a random model with an arbitrary vocabulary."""
     pieces = [*SPECIAL, *(f"word{number}" for number in range(30522 - len(SPECIAL)))]
     bert = Bert.fresh(preset("base"), ("mlm", "nsp"))
     save_folder(ModelFolder(bert, Tokenizer.from_vocabulary(pieces, lowercase=True)), folder)
@@ -132,7 +135,7 @@ def make_base(folder: Path) -> Path:
 
 
 def make_adapter(base: Path, folder: Path, attachment: Attachment) -> float:
-    """A fresh adapter on disk; returns the share of the parameters that it trains."""
+    """Save a new adapter; return the share of the parameters that it trains."""
     contents = load_folder(base)
     whole = contents.model.parameter_count()
     attach(contents.model, attachment, seed=0)
@@ -143,17 +146,17 @@ def make_adapter(base: Path, folder: Path, attachment: Attachment) -> float:
 
 
 def size(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Return the bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def compare_kinds(base: Path, place: Path, changes: int) -> None:
-    """What each kind takes; the weights do not matter to that."""
+    """Print parameters, size and switching time of each kind of adapter; random weights are enough for that."""
     shares = {kind: make_adapter(base, place / kind, attachment) for kind, attachment in KINDS.items()}
     model = cloze.load(base, device="cpu")
     for kind in KINDS:
         model.attach(kind, place / kind)
-    print(f"{'kind':<22}{'trained':>9}{'folder':>12}{'of base':>9}{'change: median, most (ms)':>28}")
+    print(f"{'kind':<22}{'trained':>9}{'folder':>12}{'of base':>9}{'switch: median, max (ms)':>28}")
     for kind in KINDS:
         times = []
         for _ in range(changes):
@@ -167,22 +170,24 @@ def compare_kinds(base: Path, place: Path, changes: int) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Parse the arguments and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_data(parser)
-    parser.add_argument("--rows", type=int, default=800, help="training rows of each task")
-    parser.add_argument("--scored", type=int, default=100, help="dev rows of each task")
-    parser.add_argument("--model", type=Path, help="the base of the second table")
-    parser.add_argument("--changes", type=int, default=200, help="of the second table")
+    parser.add_argument("--rows", type=int, default=800, help="training rows per task (default: 800)")
+    parser.add_argument("--scored", type=int, default=100, help="dev rows per task (default: 100)")
+    parser.add_argument("--model", type=Path, help="base model of the second table (default: random weights)")
+    parser.add_argument(
+        "--changes", type=int, default=200, help="adapter switches per kind in the second table (default: 200)"
+    )
     parser.add_argument("--threads", type=int, default=1)
-    asked = parser.parse_args()
-    asked.data = find_data(asked.data, "glue")
-    torch.set_num_threads(asked.threads)
+    arguments = parser.parse_args()
+    arguments.data = find_data(arguments.data, "glue")
+    torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        answer_in_turns([train(task, asked.data, place, asked.rows, asked.scored) for task in TASKS])
+        answer_in_turns([train(task, arguments.data, place, arguments.rows, arguments.scored) for task in TASKS])
         print()
-        compare_kinds(asked.model or make_base(place / "base"), place, asked.changes)
+        compare_kinds(arguments.model or make_base(place / "base"), place, arguments.changes)
 
 
 if __name__ == "__main__":

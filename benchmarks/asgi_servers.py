@@ -1,11 +1,11 @@
-"""ASGI servers on a trivial route: requests per second, latency, and what ends slow or endless requests.
+"""Compare ASGI servers on a trivial route: throughput, latency, and limits on slow or endless requests.
 
     python benchmarks/asgi_servers.py --environment ENVIRONMENT [--rounds 5] [--seconds 3] [--patience 45]
 
-granian and hypercorn have an environment of their own: python -m venv ENVIRONMENT, then ENVIRONMENT/bin/pip install
-granian hypercorn uvloop. The servers are asked in turn, round after round, over 16 connections; all have uvloop, one
-process and their default limits. After that, each gets the same unfinished requests, and it is noted after how many
-seconds it closes the connection, and how much of an endless one it reads and keeps.
+granian and hypercorn need an environment of their own: python -m venv ENVIRONMENT, then ENVIRONMENT/bin/pip install
+granian hypercorn uvloop. The servers take turns, round by round, under load from 16 connections; each runs uvloop in
+one process with its default limits. Then every server gets the same unfinished requests. Printed: the seconds until it
+closes the connection and, for endless requests, the megabytes that it reads and the growth of its memory.
 """
 
 import argparse
@@ -39,22 +39,22 @@ UVICORN = "import sys, uvicorn; uvicorn.run('app:app', port=int(sys.argv[1]), ht
 ASK = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CHUNKED = b"POST /read HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 POST = b"POST /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
-# What is sent first, and then again every half second.
+# Bytes sent first, then the bytes repeated every half second.
 SLOW = {
     "nothing": (b"", b""),
-    "head, a header at a time": (b"GET / HTTP/1.1\r\n", b"X: 1\r\n"),
-    "answered, then blank lines": (ASK, b"\r\n"),
-    "answered, then the body byte by byte": (POST, b"x"),
+    "request head, one header at a time": (b"GET / HTTP/1.1\r\n", b"X: 1\r\n"),
+    "complete request, then blank lines": (ASK, b"\r\n"),
+    "answered request, then the body byte by byte": (POST, b"x"),
 }
-# What is sent first, and then again as fast as it is read.
+# Bytes sent first, then the bytes repeated as fast as the server reads them.
 ENDLESS = {
     "trailers": (CHUNKED + b"0\r\n", b"X-Trailer: 1\r\n" * 1000),
-    "extensions of a chunk": (CHUNKED + b"1;", b"x" * 14_000),
+    "chunk extensions": (CHUNKED + b"1;", b"x" * 14_000),
 }
 
 
 def commands(environment: Path, port: int) -> dict[str, list[str]]:
-    """The command of each server."""
+    """Return the command line of each server."""
     uvicorn = [sys.executable, "-c", UVICORN, str(port)]
     programs = environment / "bin"
     return {
@@ -71,7 +71,7 @@ def commands(environment: Path, port: int) -> dict[str, list[str]]:
 
 @contextmanager
 def serving(command: Sequence[str], folder: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that answers, ended after the block."""
+    """Start a server, wait until it accepts connections, and terminate it after the block."""
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, cwd=folder, stdout=quiet, stderr=quiet) as process:
         try:
@@ -90,7 +90,7 @@ def serving(command: Sequence[str], folder: str, port: int) -> Iterator[subproce
 
 
 async def press(port: int, seconds: float, connections: int = 16) -> list[float]:
-    """Ask over several connections; the seconds of each answer."""
+    """Send requests over several connections; return the latency of each in seconds."""
     taken: list[float] = []
     end = time.monotonic() + seconds
 
@@ -102,7 +102,7 @@ async def press(port: int, seconds: float, connections: int = 16) -> list[float]
             try:
                 await reader.readuntil(b"}")
                 taken.append(time.monotonic() - start)
-            except (asyncio.IncompleteReadError, ConnectionError):  # hypercorn closes after a thousand requests
+            except (asyncio.IncompleteReadError, ConnectionError):  # hypercorn closes a connection after 1,000 requests
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.close()
 
@@ -111,7 +111,7 @@ async def press(port: int, seconds: float, connections: int = 16) -> list[float]
 
 
 def hold_on(port: int, first: bytes, again: bytes, pause: float, patience: float) -> tuple[float | None, int]:
-    """Send without end; the seconds until the connection was closed, if it was, and the bytes that were taken."""
+    """Send data forever; return the seconds until the server closed the connection (or None) and the bytes it read."""
     start, sent = time.monotonic(), 0
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.settimeout(0.01)
@@ -134,7 +134,7 @@ def hold_on(port: int, first: bytes, again: bytes, pause: float, patience: float
 
 
 def memory(pid: int) -> int:
-    """Bytes in use by a process and its children."""
+    """Return the resident bytes of a process and its children."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split()
     lines = Path(f"/proc/{pid}/status").read_text("utf-8").splitlines()
     own = next(int(line.split()[1]) * 1024 for line in lines if "VmRSS" in line)
@@ -142,41 +142,41 @@ def memory(pid: int) -> int:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Parse the arguments and print both tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--environment", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--patience", type=float, default=45.0)
-    asked = parser.parse_args()
-    names = list(commands(asked.environment, 0))
+    arguments = parser.parse_args()
+    names = list(commands(arguments.environment, 0))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         Path(folder, "app.py").write_text(APP, encoding="utf-8")
         ports = {name: 18_100 + number for number, name in enumerate(names)}
         processes = {
-            name: stack.enter_context(serving(commands(asked.environment, port)[name], folder, port))
+            name: stack.enter_context(serving(commands(arguments.environment, port)[name], folder, port))
             for name, port in ports.items()
         }
         taken: dict[str, list[list[float]]] = {name: [] for name in names}
-        for _ in range(asked.rounds):
+        for _ in range(arguments.rounds):
             for name, port in ports.items():
-                taken[name].append(asyncio.run(press(port, asked.seconds)))
-        print("| server | requests/s (median of rounds, least, most) | p50, ms | p99, ms |\n|---|---|---|---|")
+                taken[name].append(asyncio.run(press(port, arguments.seconds)))
+        print("| server | requests/s (median of rounds, min, max) | p50, ms | p99, ms |\n|---|---|---|---|")
         for name, rounds in taken.items():
-            rates = sorted(len(one) / asked.seconds for one in rounds)
+            rates = sorted(len(one) / arguments.seconds for one in rounds)
             waits = sorted(wait * 1000 for one in rounds for wait in one)
             p50, p99 = waits[len(waits) // 2], waits[int(0.99 * len(waits))]
             print(f"| {name} | {median(rates):,.0f} ({rates[0]:,.0f}, {rates[-1]:,.0f}) | {p50:.2f} | {p99:.2f} |")
         for name, port in ports.items():
             for what, (first, again) in SLOW.items():
-                seconds, _ = hold_on(port, first, again, 0.5, asked.patience)
+                seconds, _ = hold_on(port, first, again, 0.5, arguments.patience)
                 print(f"{name}; {what}: {f'closed after {seconds:.1f} s' if seconds else 'open'}", flush=True)
             for what, (first, again) in ENDLESS.items():
                 before = memory(processes[name].pid)
-                seconds, sent = hold_on(port, first, again, 0.0, asked.patience)
+                seconds, sent = hold_on(port, first, again, 0.0, arguments.patience)
                 grown = memory(processes[name].pid) - before
                 end = f"closed after {seconds:.1f} s" if seconds else "open"
-                print(f"{name}; {what}: {end}, {sent / 1e6:.1f} MB taken, {grown / 1e6:+.1f} MB memory", flush=True)
+                print(f"{name}; {what}: {end}, {sent / 1e6:.1f} MB read, {grown / 1e6:+.1f} MB memory", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Single blanks in held-out books: a model against counting, a Kneser-Ney 5-gram over the same pieces.
+"""Predict hidden tokens in held-out books: a model compared with a Kneser-Ney 5-gram over the same pieces.
 
     python benchmarks/blanks.py --model cloze-mini --corpus runs/mini/data --text runs/mini/held_out.txt --seed 1
 
-Windows of held-out text, each with one token hidden. The model sees the whole window; the 5-gram, counted on the very
-corpus that the model was trained on, sees the four tokens before the blank, or the four on either side, combined by
-the chain rule over the whole vocabulary. Shares of blanks where the hidden token is the first guess, or among the
-first five, with 95 % bounds, overall and for blanks that are whole words; then the model's lead over the 5-gram, blank
-by blank, with its bounds. Blanks of one document, and more so those of one window, are alike: so bounds go by
-documents, or by windows where documents are few, and not by blanks. Another seed hides other tokens: what was looked
-at while training proves nothing.
+Each blank is one hidden token in a window of held-out text. The model sees the whole window. The 5-gram, counted on the
+model's training corpus, sees the four tokens before the blank, or four on either side, combined by the chain rule over
+the whole vocabulary. Prints top-1 and top-5 accuracy with 95 % confidence intervals, for all blanks and for those that
+start a word, then the paired difference between the model and the 5-gram in percentage points.
+
+Blanks from one document, and even more from one window, are correlated, so the intervals are clustered by document, or
+by window if there are few documents. Each seed hides other tokens: report a seed that was not used in development.
 """
 
 import argparse
@@ -27,17 +27,17 @@ from cloze.corpus.documents import read_documents
 from cloze.corpus.shards import Corpus
 from cloze.model.losses import masked_word_logits
 from cloze.text import Tokenizer
-from kneser_ney import Ints, KneserNey  # beside this file
+from kneser_ney import Ints, KneserNey  # in this folder
 
 WINDOW = 126
 SIDE = 4
-# With fewer documents than these, how much they differ is itself too uncertain.
+# With fewer documents, the variance between documents cannot be estimated reliably.
 LEAST_GROUPS = 30
 
 
 @dataclass(frozen=True)
 class Blank:
-    """A window of tokens and the place that is hidden."""
+    """A window of tokens and the position that is hidden."""
 
     tokens: Ints
     place: int
@@ -46,14 +46,14 @@ class Blank:
 
     @property
     def answer(self) -> int:
-        """The hidden token."""
+        """Return the hidden token."""
         return int(self.tokens[self.place])
 
 
 def make_blanks(text: Path, tokenizer: Tokenizer, count: int, seed: int = 0) -> list[Blank]:
-    """Windows spread over the text, each with one hidden token, at least four tokens from either end.
+    """Draw windows from the text, each with one hidden token at least four tokens from either end.
 
-    Where there are fewer windows than blanks are wanted, each serves again, with another token hidden.
+    If there are fewer windows than blanks, windows are reused with other positions.
     """
     documents = ["\n".join(document) for document in read_documents([text])]
     windows = [
@@ -72,7 +72,7 @@ def make_blanks(text: Path, tokenizer: Tokenizer, count: int, seed: int = 0) -> 
 
 
 def model_ranks(folder: Path, blanks: list[Blank]) -> list[int]:
-    """How many tokens the model finds likelier than the hidden one, for each blank."""
+    """Return, per blank, the number of tokens that the model scores above the hidden one."""
     loaded = load_folder(folder)
     bert, tokenizer = loaded.model.eval(), loaded.tokenizer
     ranks: list[int] = []
@@ -90,7 +90,7 @@ def model_ranks(folder: Path, blanks: list[Blank]) -> list[int]:
 
 
 def counted_ranks(corpus: Path, blanks: list[Blank]) -> dict[str, list[int]]:
-    """The same for the 5-gram, from the left and from both sides."""
+    """Return the ranks by the 5-gram, with the left context alone and with both contexts."""
     opened = Corpus.open(corpus)
     vocabulary = Tokenizer.from_folder(corpus).size
     ngrams = KneserNey(opened.read(0, int(opened.sentences[-1])).astype(np.int64), vocabulary)
@@ -100,18 +100,18 @@ def counted_ranks(corpus: Path, blanks: list[Blank]) -> dict[str, list[int]]:
         for name, scores in (("5-gram, left", ngrams.after(left)), ("5-gram, both sides", ngrams.blank(left, right))):
             ranks[name].append(int((scores > scores[blank.answer]).sum()))
         if number % 200 == 199:
-            print(f"{number + 1} of {len(blanks)} blanks counted", flush=True)
+            print(f"{number + 1} of {len(blanks)} blanks ranked by the 5-gram", flush=True)
     return ranks
 
 
-def kept_ranks(keep: Path | None, corpus: Path, blanks: list[Blank], seed: int) -> dict[str, list[int]]:
-    """The 5-gram's ranks, counted once for these blanks."""
+def cached_ranks(keep: Path | None, corpus: Path, blanks: list[Blank], seed: int) -> dict[str, list[int]]:
+    """Return the 5-gram's ranks, read from a cache file if one is given."""
     what = f"{len(blanks)} blanks of seed {seed}"
     if keep and keep.is_file():
-        kept = json.loads(keep.read_text(encoding="utf-8"))
-        if kept["what"] != what:
-            raise SystemExit(f"{keep} keeps {kept['what']}, these are {what}; name another file")
-        return dict(kept["ranks"])
+        cached = json.loads(keep.read_text(encoding="utf-8"))
+        if cached["what"] != what:
+            raise SystemExit(f"{keep} holds the ranks of {cached['what']}, but this run uses {what}; name another file")
+        return dict(cached["ranks"])
     ranks = counted_ranks(corpus, blanks)
     if keep:
         keep.write_text(json.dumps({"what": what, "ranks": ranks}), encoding="utf-8")
@@ -124,7 +124,7 @@ def _groups(blanks: list[Blank], size: int) -> Iterator[list[Blank]]:
 
 
 def groups_of(blanks: list[Blank]) -> tuple[str, Ints]:
-    """What blanks are taken together by, and the number of each blank's group."""
+    """Return the unit that blanks are clustered by, and the cluster of each blank."""
     documents = np.asarray([blank.document for blank in blanks])
     if len(np.unique(documents)) >= LEAST_GROUPS:
         return "documents", documents
@@ -132,16 +132,16 @@ def groups_of(blanks: list[Blank]) -> tuple[str, Ints]:
 
 
 def clustered_interval(values: ArrayLike, groups: Ints) -> tuple[float, float, float]:
-    """The mean of some values and its 95 % bounds, where values of one group may be alike.
+    """Return the mean of correlated values and its 95 % confidence interval.
 
-    The variance is that of sums of groups (Liang and Zeger 1986), with as many degrees of freedom as there are groups
-    but one.
+    The variance is that of the sums per cluster (Liang and Zeger 1986), with one degree of freedom less than there are
+    clusters.
     """
     numbers = np.asarray(values, dtype=np.float64)
     _, members = np.unique(groups, return_inverse=True)
     count = int(members.max()) + 1
     if count < 2:
-        raise SystemExit("all blanks are of one group; bounds need a longer text")
+        raise SystemExit("all blanks belong to one cluster; confidence intervals need a longer text")
     mean = float(numbers.mean())
     sums = np.bincount(members, weights=numbers - mean)
     error = np.sqrt(count / (count - 1) * (sums**2).sum()) / len(numbers)
@@ -149,27 +149,27 @@ def clustered_interval(values: ArrayLike, groups: Ints) -> tuple[float, float, f
     return mean, mean - half, mean + half
 
 
-def _told(hits: ArrayLike, groups: Ints) -> str:
+def _accuracy(hits: ArrayLike, groups: Ints) -> str:
     mean, low, high = clustered_interval(hits, groups)
     return f"{mean:6.1%} ({low:.1%} to {high:.1%})"
 
 
 def _lead(ours: list[int], theirs: list[int], top: int, groups: Ints) -> str:
-    """How many points more blanks are ours than theirs: the same blanks, so the difference of each is what varies."""
+    """Return the paired difference in top-k accuracy, in percentage points with its interval."""
     differences = 100.0 * ((np.asarray(ours) < top).astype(float) - (np.asarray(theirs) < top))
     mean, low, high = clustered_interval(differences, groups)
     return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def print_table(ranks: dict[str, list[int]], blanks: list[Blank], is_start: list[bool], model: str | None) -> None:
-    """Print shares of all blanks and of those that start a word, and the model's lead."""
+    """Print the accuracy on all blanks and on word starts, then the model's lead over the 5-grams."""
     kind, groups = groups_of(blanks)
     everything, starts = np.ones(len(blanks), bool), np.asarray(is_start)
-    print(f"{len(blanks):,} blanks in {len(np.unique(groups)):,} {kind}, which the bounds go by")
+    print(f"{len(blanks):,} blanks in {len(np.unique(groups)):,} {kind} (the clusters of the intervals)")
     for name, some in ranks.items():
         for what, chosen in (("all", everything), ("word starts", starts)):
-            found = {top: _told((np.asarray(some) < top)[chosen], groups[chosen]) for top in (1, 5)}
-            shares = "  ".join(f"top-{top} {told}" for top, told in found.items())
+            accuracies = {top: _accuracy((np.asarray(some) < top)[chosen], groups[chosen]) for top in (1, 5)}
+            shares = "  ".join(f"top-{top} {accuracy}" for top, accuracy in accuracies.items())
             print(f"{name:<24} {what:<12} {int(chosen.sum()):5} {shares}")
     if model is None:
         return
@@ -179,18 +179,18 @@ def print_table(ranks: dict[str, list[int]], blanks: list[Blank], is_start: list
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description="Single blanks: a model against a Kneser-Ney 5-gram.")
+    """Parse the arguments and print the table."""
+    parser = argparse.ArgumentParser(description="Predict hidden tokens with a model and with a Kneser-Ney 5-gram.")
     parser.add_argument("--model", default=None)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--blanks", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0, help="which tokens are hidden")
-    parser.add_argument("--keep", type=Path, help="a file that keeps the 5-gram's ranks for the next time")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the hidden tokens (default: 0)")
+    parser.add_argument("--keep", type=Path, help="cache file for the 5-gram's ranks")
     arguments = parser.parse_args()
     tokenizer = Tokenizer.from_folder(arguments.corpus)
     blanks = make_blanks(arguments.text, tokenizer, arguments.blanks, arguments.seed)
-    ranks = kept_ranks(arguments.keep, arguments.corpus, blanks, arguments.seed)
+    ranks = cached_ranks(arguments.keep, arguments.corpus, blanks, arguments.seed)
     if arguments.model:
         ranks[arguments.model] = model_ranks(find_source(arguments.model), blanks)
     is_start = [not tokenizer.settings.pieces[blank.answer].startswith("##") for blank in blanks]

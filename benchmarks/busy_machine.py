@@ -1,13 +1,14 @@
-"""The number of threads that cloze chooses, beside fixed numbers, on an idle machine and on one with other work.
+"""Compare the number of threads that cloze chooses with fixed numbers, on an idle and on a busy machine.
 
     python benchmarks/busy_machine.py [--only training fp32 int8 service] [--busy 0 1 2] [--rounds 3] [--seconds 2]
 
-Variants: cloze without --threads, and fixed numbers of threads with libgomp's own waiting, as PyTorch has them (1 and
-2 unless --fixed says otherwise). Each is a process of its own; they take turns, round by round, while the given
-number of other processes compute (``while True: pass``). Printed per workload and load: the rate of every round
-(tokens per second in training, texts per second otherwise), the medians, and cloze over the best fixed number.
-Training: preset mini on the bundled books, its rate once the steps run. fp32, int8: vectors of paragraphs by --model,
-the shipped model if it is left out. service: `cloze serve` in int8, with clients in threads of this process.
+Variants: cloze without --threads, and fixed numbers of threads (1 and 2 unless --fixed is given) with libgomp's default
+spinning, as in plain PyTorch. Each variant runs in its own process; they take turns, round by round, while the given
+number of other processes run ``while True: pass``. Printed per workload and load: the median rate and the rate of each
+round (tokens per second in training, texts per second otherwise), and the ratio of cloze to the best fixed number.
+
+training pre-trains the preset mini on the bundled books; start-up is excluded. fp32 and int8 embed paragraphs with
+--model (the shipped model by default). service runs `cloze serve` in int8, with clients in threads of this process.
 """
 
 import argparse
@@ -30,45 +31,45 @@ from typing import Any
 
 WORKLOADS = ("training", "fp32", "int8", "service")
 CHOSEN = "cloze"
-DEFAULT_SPIN = "300000"  # libgomp's, where no variable says otherwise
+DEFAULT_SPIN = "300000"  # libgomp's default
 BUSY = "while True: pass"
 TEXTS, TEXTS_PER_REQUEST, CLIENTS = 256, 8, 4
-STEPS = 6  # of a training
+STEPS = 6  # training steps per turn
 
 
 def main() -> None:
-    """Print a table per load."""
+    """Parse the arguments and print one table per load."""
     if sys.argv[1:2] == ["--worker"]:
         work(sys.argv[2], Path(sys.argv[3]), sys.argv[4])
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no busy process stays behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the handler lets the busy processes end with this one
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    parser.add_argument("--busy", nargs="+", type=int, default=[0, 1, 2], help="numbers of other busy processes")
-    parser.add_argument("--fixed", nargs="+", type=int, default=[1, 2], help="numbers of threads to compare with")
+    parser.add_argument("--busy", nargs="+", type=int, default=[0, 1, 2], help="numbers of competing busy processes")
+    parser.add_argument("--fixed", nargs="+", type=int, default=[1, 2], help="fixed numbers of threads")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a turn of prediction")
+    parser.add_argument("--seconds", type=float, default=2.0, help="duration of one turn of prediction")
     parser.add_argument("--model", default="cloze-mini")
-    asked = parser.parse_args()
-    variants = [*(str(count) for count in asked.fixed), CHOSEN]
+    arguments = parser.parse_args()
+    variants = [*(str(count) for count in arguments.fixed), CHOSEN]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         scratch = Path(folder)
-        if "training" in asked.only:
+        if "training" in arguments.only:
             write_corpus(scratch)
         rates = {
             workload: {
-                variant: stack.enter_context(measured(workload, variant, scratch, asked)) for variant in variants
+                variant: stack.enter_context(measured(workload, variant, scratch, arguments)) for variant in variants
             }
-            for workload in asked.only
+            for workload in arguments.only
         }
-        for busy in asked.busy:
+        for busy in arguments.busy:
             with busy_processes(busy):
                 for workload, workers in rates.items():
-                    compare(workload, busy, workers, asked.rounds, asked.seconds)
+                    compare(workload, busy, workers, arguments.rounds, arguments.seconds)
 
 
 def compare(workload: str, busy: int, workers: dict[str, Any], rounds: int, seconds: float) -> None:
-    """Let the variants take turns, each round beginning with another, and print their rates."""
+    """Let the variants take turns, starting each round with another one, and print their rates."""
     found: dict[str, list[float]] = {variant: [] for variant in workers}
     for number in range(rounds):
         first = number % len(workers)
@@ -84,7 +85,7 @@ def compare(workload: str, busy: int, workers: dict[str, Any], rounds: int, seco
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Run a number of processes that do nothing but compute."""
+    """Run the given number of processes in a busy loop."""
     processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
     time.sleep(1 if count else 0)
     try:
@@ -96,19 +97,19 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def environment(variant: str) -> dict[str, str]:
-    """The environment of a variant: a fixed number of threads waits as PyTorch has it."""
+    """Return the environment of a variant; fixed numbers of threads spin as in plain PyTorch."""
     plain = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT")}
     return plain if variant == CHOSEN else plain | {"GOMP_SPINCOUNT": DEFAULT_SPIN}
 
 
 @contextmanager
-def measured(workload: str, variant: str, scratch: Path, asked: argparse.Namespace) -> Iterator[Any]:
+def measured(workload: str, variant: str, scratch: Path, arguments: argparse.Namespace) -> Iterator[Any]:
     """Start the process of a variant; yield a function that returns its rate over a number of seconds."""
     if workload == "service":
-        with service(variant, asked.model) as rate:
+        with service(variant, arguments.model) as rate:
             yield rate
         return
-    command = [sys.executable, __file__, "--worker", f"{workload} {variant}", str(scratch), asked.model]
+    command = [sys.executable, __file__, "--worker", f"{workload} {variant}", str(scratch), arguments.model]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(variant)
     ) as process:
@@ -121,7 +122,7 @@ def measured(workload: str, variant: str, scratch: Path, asked: argparse.Namespa
             return float(read())
 
         if not read():
-            sys.exit(f"the process of {workload}, {variant} has failed")
+            sys.exit(f"the worker process for {workload}, {variant} failed")
         try:
             yield rate
         finally:
@@ -129,13 +130,13 @@ def measured(workload: str, variant: str, scratch: Path, asked: argparse.Namespa
 
 
 def work(job: str, scratch: Path, model: str) -> None:
-    """Compute as a variant: for each line of the input, a turn of that number of seconds; print its rate."""
-    logging.disable(logging.WARNING)  # texts that are cut
+    """Run as the process of a variant: read a number of seconds per line, work that long, print the rate."""
+    logging.disable(logging.WARNING)  # hides the warnings about truncated texts
     workload, variant = job.split()
     from cloze.threads import request_threads, shorten_spinning
 
     if variant == CHOSEN:
-        shorten_spinning()  # as the command line does; the others have the variable already
+        shorten_spinning()  # as the command line does; fixed variants set the variable themselves
     request_threads(None if variant == CHOSEN else int(variant))
     turn = training(scratch, variant) if workload == "training" else embedding(model, workload)
     turn(0.0)
@@ -145,27 +146,27 @@ def work(job: str, scratch: Path, model: str) -> None:
 
 
 def books() -> str:
-    """The bundled books."""
+    """Return the bundled books."""
     import cloze
 
     return lzma.decompress((Path(cloze.__file__).parent / "demo/data/books.txt.xz").read_bytes()).decode("utf-8")
 
 
 def paragraphs() -> list[str]:
-    """Paragraphs of the bundled books."""
+    """Return paragraphs of the bundled books."""
     texts = (" ".join(paragraph.split()) for paragraph in books().split("\n"))
     return [text for text in texts if len(text) > 200][:TEXTS]
 
 
 def write_corpus(scratch: Path) -> None:
-    """Prepare the beginning of the bundled books."""
+    """Prepare the first part of the bundled books as a corpus."""
     (scratch / "text.txt").write_text(books()[:1_000_000], encoding="utf-8")
     words = ["prepare", str(scratch / "text.txt"), "--vocab", "cloze-mini", "--out", str(scratch / "corpus")]
     subprocess.run([sys.executable, "-m", "cloze", *words], check=True, capture_output=True)
 
 
 def training(scratch: Path, variant: str) -> Any:
-    """Return a function that trains some steps and returns the tokens per second of the steps."""
+    """Return a function that trains some steps and returns the tokens per second."""
     import cloze
 
     class Printer:
@@ -185,7 +186,7 @@ def training(scratch: Path, variant: str) -> Any:
 
 
 def embedding(model: str, precision: Any) -> Any:
-    """Return a function that embeds paragraphs for a number of seconds, and returns how many per second."""
+    """Return a function that embeds paragraphs for some seconds and returns the texts per second."""
     import cloze
 
     loaded, texts = cloze.load(model, precision=precision), paragraphs()
@@ -202,7 +203,7 @@ def embedding(model: str, precision: Any) -> Any:
 
 @contextmanager
 def service(variant: str, model: str) -> Iterator[Any]:
-    """Start ``cloze serve``; yield a function that returns how many texts per second it embeds."""
+    """Start ``cloze serve``; yield a function that returns the texts embedded per second."""
     words = ["serve", model, "--port", "0", "--json", "--precision", "int8"]
     words += [] if variant == CHOSEN else ["--threads", variant]
     command = [sys.executable, "-m", "cloze", *words]
@@ -224,7 +225,7 @@ def service(variant: str, model: str) -> Iterator[Any]:
 
 
 def ask(host: str, bodies: Sequence[str], seconds: float) -> float:
-    """Send requests from a few clients, each after the answer to the one before; return texts per second."""
+    """Send requests from a few clients, one at a time each; return the texts per second."""
     start = time.perf_counter()
     done = [0] * CLIENTS
 

@@ -1,12 +1,12 @@
-"""Words and sentences of whole corpora: how fast, whether they reassemble, and how words agree with jieba's.
+"""Measure word and sentence splitting: speed, lossless reassembly, and agreement with jieba.
 
     pip install jieba    # the peer; the extra "bench" has it
     python benchmarks/chinese.py [--data ../shared/data] [--megabytes 2] [--sample 0.3] [--whole]
 
-Every text of every corpus (the first ``--megabytes`` of each, or all of it with ``--whole``) is split and put together
-again from spans and gaps. Speeds are MB of UTF-8 a second. jieba is pure Python and some ten times slower, so that it
-gets ``--sample`` megabytes of each Chinese corpus, in stretches that alternate with ours in the same run; agreement is
-the share of its spans, as far as both can have them, that are ours as well. Prints a table and some lines to look at.
+Splits every text of each corpus (the first ``--megabytes``, or all of it with ``--whole``) and reassembles it from the
+spans and the gaps. Speeds are MB of UTF-8 per second. jieba is pure Python and about ten times slower, so it gets only
+``--sample`` megabytes of each Chinese corpus, in chunks that alternate with ours. Agreement is the share of jieba's
+spans that cloze returns as well. Prints a table and some example lines.
 """
 
 import argparse
@@ -18,13 +18,13 @@ from pathlib import Path
 
 from cloze.text import WordSplitter, sentence_spans
 from cloze.text.characters import is_ideograph
-from public_data import add_data, find_data  # beside this file
+from public_data import add_data, find_data  # in this folder
 
 Spans = list[tuple[int, int]]
 
 
 def read_texts(path: Path, megabytes: float) -> list[str]:
-    """Return the lines of a corpus, each a text, up to a size."""
+    """Return the lines of a corpus, one text each, up to a size."""
     texts, size = [], 0
     with lzma.open(path, "rt", encoding="utf-8") as file:
         for line in file:
@@ -36,7 +36,7 @@ def read_texts(path: Path, megabytes: float) -> list[str]:
 
 
 def reassembles(text: str, spans: Spans) -> bool:
-    """Whether the spans are in order, none empty, and nothing but white space lies between them."""
+    """Return whether the spans are in order and not empty, with only whitespace between them."""
     place = 0
     for start, end in spans:
         if not place <= start < end or text[place:start].strip():
@@ -46,7 +46,7 @@ def reassembles(text: str, spans: Spans) -> bool:
 
 
 def split_all(texts: Iterable[str], split: Callable[[str], Iterator[tuple[int, int]]]) -> tuple[float, int, int]:
-    """Return seconds, spans and texts that do not reassemble."""
+    """Return the seconds, the number of spans, and the number of texts that do not reassemble."""
     seconds, count, failures = 0.0, 0, 0
     for text in texts:
         start = time.perf_counter()
@@ -68,7 +68,7 @@ def jieba_spans(text: str) -> Spans:
 
 
 def compare(texts: list[str], splitter: WordSplitter, megabytes: float) -> tuple[float, float, float]:
-    """Return our seconds and jieba's for the same texts, turn by turn, and the share of equal Chinese words."""
+    """Return the seconds of cloze and jieba on the same texts, in turns, and the share of equal Chinese words."""
     ours = theirs = 0.0
     equal = total = size = 0
     for text in texts:
@@ -88,8 +88,8 @@ def compare(texts: list[str], splitter: WordSplitter, megabytes: float) -> tuple
 
 
 def main() -> None:
-    """Print one line a corpus, then lines with their words."""
-    parser = argparse.ArgumentParser(description="Words and sentences of whole corpora.")
+    """Print one line per corpus, then example lines split into words."""
+    parser = argparse.ArgumentParser(description="Measure word and sentence splitting on whole corpora.")
     add_data(parser)
     parser.add_argument("--megabytes", type=float, default=2)
     parser.add_argument("--sample", type=float, default=0.3)
@@ -119,7 +119,7 @@ def main() -> None:
             line += f" {sample / theirs:11.2f} {theirs / ours:6.1f} {agreement:10.2%}"
             examples.append(texts[len(texts) // 2])
         print(line, flush=True)
-    print("\nlost: texts that do not reassemble. ratio: how many times as fast as jieba on the same stretches.\n")
+    print("\nlost: texts that do not reassemble. ratio: speed relative to jieba on the same chunks.\n")
     for text in examples[:5]:
         print(" | ".join(splitter.words(text[:120])))
 

@@ -1,10 +1,11 @@
-"""What the choices of pre-training do: runs that differ from token masking with next sentences in one thing each.
+"""Ablate pre-training choices: runs that differ in one setting from masked tokens with next-sentence prediction.
 
     python benchmarks/choices.py --text runs/mini/train.txt --held-out runs/mini/held_out.txt [--steps 6000]
 
-Every run is `tiny`, from the same start, with the same number of updates of the same size on the same ten megabytes of
-books. Each is scored on the same token-masked blanks of books that none has seen, and fine-tuned on two tasks over
-three seeds. Everything is kept in --out; the same command goes on where it stopped.
+Every run trains `tiny` from the same start, for the same number of updates and tokens, on the same ten megabytes of
+books. Each is evaluated on the same masked tokens of held-out books and fine-tuned on two tasks with three seeds.
+Printed per run: loss and accuracy on masked tokens, then the mean and standard deviation of the task scores. Results
+are stored in --out; re-running the same command resumes there.
 """
 
 import argparse
@@ -29,11 +30,11 @@ from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.pretraining.held_out import evaluate_masked_words
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import MlmEvaluationSettings, PretrainSettings
-from first_rows import first_rows  # beside this file
-from public_data import add_data, find_data  # beside this file
+from first_rows import first_rows  # in this folder
+from public_data import add_data, find_data  # in this folder
 
 TEXT_BYTES = 10_000_000
-# Short sequences first: on 64 tokens alone a model this narrow does not begin to learn in ten minutes.
+# Short sequences first: with 64 tokens alone, a model this narrow does not start to learn within ten minutes.
 BASE = PretrainSettings(
     preset="tiny",
     batch_size=64,
@@ -58,8 +59,8 @@ METRICS = {"sst-2": "accuracy", "sts-b": "spearman"}
 
 
 def main() -> None:
-    """Train, score, tune, print."""
-    parser = argparse.ArgumentParser(description="Runs that differ in one thing each.")
+    """Pre-train, evaluate, fine-tune and print."""
+    parser = argparse.ArgumentParser(description="Ablate pre-training choices, one setting per run.")
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--held-out", type=Path, required=True)
     add_data(parser)
@@ -85,7 +86,7 @@ def main() -> None:
 
 
 def _corpus(text: Path, out: Path) -> Path:
-    """The first documents of the text, every tenth of them, so that many books are there."""
+    """Write every tenth document of the text, so that the sample covers many books."""
     out.mkdir(parents=True, exist_ok=True)
     sample = out / "text.txt"
     if not sample.is_file():

@@ -1,9 +1,9 @@
-"""What dropout costs on a CPU: PyTorch's and ours, on attention weights of a mini model, forward and back.
+"""Compare the cost of PyTorch's dropout and cloze's on a CPU, forward and backward.
 
     python benchmarks/dropout.py [--threads 1]
 
-Rounds alternate; printed are nanoseconds an element (best and median of twenty) and their ratio, and the share that
-each really drops.
+The input has the shape of a mini model's attention weights; rounds alternate. Printed: nanoseconds per element (best
+and median of twenty rounds), their ratio, and the share of elements that each really drops.
 """
 
 import argparse
@@ -20,15 +20,15 @@ ROUNDS = 20
 
 
 def timed(module: nn.Module, values: Tensor) -> float:
-    """Seconds of one pass forward and back."""
+    """Return the seconds of one forward and backward pass."""
     start = time.perf_counter()
     module(values).sum().backward()
     return time.perf_counter() - start
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description="What dropout costs on a CPU.")
+    """Parse the arguments and print the table."""
+    parser = argparse.ArgumentParser(description="Compare the cost of dropout modules on a CPU.")
     parser.add_argument("--threads", type=int, default=1)
     torch.set_num_threads(parser.parse_args().threads)
     values = torch.rand(SHAPE, requires_grad=True)
@@ -42,7 +42,7 @@ def main() -> None:
     for name, module in modules.items():
         dropped = float((module(values.detach()) == 0).float().mean())
         best, usual = min(times[name]), median(times[name])
-        print(f"{name}: {best:.2f} ns an element (best), {usual:.2f} (median); {dropped:.4%} dropped")
+        print(f"{name}: {best:.2f} ns per element (best), {usual:.2f} (median); {dropped:.4%} dropped")
     print(f"ratio {median(t / c for t, c in zip(times['torch'], times['cloze'], strict=True)):.2f}")
 
 

@@ -1,10 +1,10 @@
-"""Int8 without the compiled C kernels: eager layers beside the same layers as TorchScript.
+"""Compare eager layers with TorchScript layers for int8 prediction without the compiled C kernels.
 
     python benchmarks/eager_layers.py [--rounds 15] [--texts 128] [--clock processor]
 
-Both embed with all-MiniLM-L6-v2 in int8 by PyTorch's own kernels; they take turns, text set by text set, and the best
-of the rounds counts. Text sets: sentences as they come (mixed), their first six words (short), and one short text.
-The last column is eager time over TorchScript time.
+Both embed with all-MiniLM-L6-v2 in int8 by PyTorch's own kernels. They alternate per text set, and the best round is
+reported. Text sets: sentences of mixed length (mixed), their first six words (short), and one short text. The last
+column is the eager time divided by the TorchScript time.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import torch
 import cloze
 from cloze.predict import Model, load
 from cloze.predict.quantization import precision
-from minilm import minilm  # beside this file
+from minilm import minilm  # in this folder
 
 TEXTS = Path(cloze.__file__).parent / "demo" / "data" / "authors_dev.tsv"
 ONE_TEXT_CALLS = 20
@@ -25,7 +25,7 @@ CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 def text_sets(count: int) -> dict[str, list[list[str]]]:
-    """Return the calls of each text set: every call embeds one list of texts."""
+    """Return the calls of each text set; every call embeds one list of texts."""
     lines = TEXTS.read_text(encoding="utf-8").splitlines()[1 : count + 1]
     mixed = [max(line.split("\t"), key=len) for line in lines]
     short = [" ".join(text.split()[:6]) for text in mixed]
@@ -33,7 +33,7 @@ def text_sets(count: int) -> dict[str, list[list[str]]]:
 
 
 def seconds(model: Model, calls: Sequence[list[str]], clock: str) -> float:
-    """Return the time of all calls."""
+    """Return the total seconds of all calls."""
     start = CLOCKS[clock]()
     for texts in calls:
         model.embed(texts)
@@ -41,14 +41,14 @@ def seconds(model: Model, calls: Sequence[list[str]], clock: str) -> float:
 
 
 def main() -> None:
-    """Print one row per text set."""
+    """Parse the arguments and print one row per text set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--texts", type=int, default=128)
     parser.add_argument("--clock", choices=CLOCKS, default="processor")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    vars(precision)["are_native"] = lambda _: False  # as on a machine without the C kernels
+    vars(precision)["are_native"] = lambda _: False  # simulates a machine without the C kernels
     scripted, eager = (load(minilm(), precision="int8") for _ in range(2))
     print("scripted layers:", type(scripted.bert.encoder.fused_layers.call).__name__)
     eager.bert.encoder.fused_layers = None

@@ -1,10 +1,10 @@
-"""What it costs to make examples while training: planning an epoch, and a batch of each kind of masking.
+"""Measure the cost of creating training examples on the fly: planning an epoch, and one batch per masking strategy.
 
     python benchmarks/examples.py [--tokens 30000000] [--documents 8000]
 
-The text is made of numbers, with sentences of 24 tokens on average and words of 1.25 pieces; nothing is read from disk.
-A step of training takes some tenths of a second and more on a CPU: the last column says what share of one second the
-batch of a step takes.
+The corpus consists of random ids, with 24 tokens per sentence and 1.25 pieces per word on average; nothing is read from
+disk. A training step takes some tenths of a second or more on a CPU, so the last column gives the share of one second
+that a batch takes.
 """
 
 import argparse

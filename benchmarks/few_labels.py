@@ -1,13 +1,13 @@
-"""How to learn from few labels: a linear head on sentence vectors, contrastive tuning before it, or full fine-tuning.
+"""Compare methods for few labels: a linear head on sentence vectors, contrastive fine-tuning, full fine-tuning.
 
     python benchmarks/few_labels.py [--data ../shared/data] [--tasks sst-2 scicite chnsenticorp] [--model MODEL]
         [--sizes 50 200 400 1000] [--ways tfidf few contrastive full auto] [--seeds 2] [--out runs/few-labels]
 
-Every cell is a run of ``cloze finetune`` with its defaults, but for texts of 64 tokens and fp32, or scikit-learn's
-logistic regression on TF-IDF (``tfidf``). A seed draws the training rows and seeds the training; the dev rows are the
-same for all. English tasks start from all-MiniLM-L6-v2, Chinese ones from m3e-small, where these packages are
-installed, else from the shipped model. Accuracies and CPU seconds are kept in --out/scores.json, and re-running the
-same command measures what is missing. It prints a Markdown table with the accuracies by seed, and the mean CPU seconds.
+Every cell is a run of ``cloze finetune`` with its defaults except 64 tokens per text and fp32, or scikit-learn's
+logistic regression on TF-IDF (``tfidf``). A seed selects the training rows and seeds the training; the dev rows are the
+same for all. English tasks start from all-MiniLM-L6-v2, Chinese ones from m3e-small, or from the shipped model if these
+packages are missing. Accuracies and CPU seconds are stored in --out/scores.json, and re-running the same command
+measures what is missing. Prints a Markdown table with the accuracy of each seed and the mean CPU seconds.
 """
 
 import argparse
@@ -33,9 +33,9 @@ from cloze.predict import evaluate
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
-from kept_scores import KeptScores  # beside this file
-from public_data import add_data, find_data  # beside this file
-from task_samples import TASKS, read_sample  # beside this file
+from kept_scores import ScoreCache  # in this folder
+from public_data import add_data, find_data  # in this folder
+from task_samples import TASKS, read_sample  # in this folder
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "few": {"few": True},
@@ -43,27 +43,27 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "full": {"few": False},
     "auto": {},
 }
-WAYS = ("tfidf", *SETTINGS)
-SCORED_BY_RUNS = 20  # dev rows of a run, which is scored after every epoch; all of them are scored once, at the end
+METHODS = ("tfidf", *SETTINGS)
+SCORED_BY_RUNS = 20  # Dev rows for the evaluation after every epoch; the final score uses all of them.
 
 Rows = list[dict[str, str]]
 
 
 def choose_model(task: str) -> str:
-    """Return a folder with sentence vectors in the language of a task; the shipped model if its package is missing."""
+    """Return a sentence-vector model for the task's language, or the shipped model if its package is missing."""
     packaged = PACKAGED_MODELS[TASKS[task].is_chinese]
     return str(packaged.find() or SHIPPED_MODEL)
 
 
 def draw_rows(data: Path, name: str, size: int, dev_rows: int, seed: int, out: Path) -> tuple[Rows, Rows]:
-    """Return training rows drawn by the seed, and dev rows that are the same for all."""
+    """Return training rows selected by the seed, and dev rows that are the same for every seed."""
     drawn = read_sample(data, name, size, dev_rows, out, seed)
     assert drawn.labels is not None
     return write_out(drawn.train, drawn.labels.names), write_out(drawn.dev, drawn.labels.names)
 
 
 def write_out(examples: Any, names: Sequence[str]) -> Rows:
-    """Return labelled texts as rows."""
+    """Convert labelled texts to rows."""
     pairs = examples.pairs or [None] * len(examples.texts)
     return [
         {"text": text, "label": names[target]} | ({} if pair is None else {"pair": pair})
@@ -79,7 +79,7 @@ def write(path: Path, rows: Rows) -> Path:
 
 
 def score_run(train: Rows, dev: Rows, model: str, out: Path, settings: FinetuneSettings) -> tuple[float, float]:
-    """Return the accuracy of one run of ``cloze finetune`` on all dev rows, and its CPU seconds."""
+    """Return the dev accuracy of one run of ``cloze finetune``, and its CPU seconds."""
     shutil.rmtree(out, ignore_errors=True)
     pair = "pair" if "pair" in train[0] else None
     train_file, dev_file = write(out / "train.jsonl", train), write(out / "dev.jsonl", dev)
@@ -93,7 +93,7 @@ def score_run(train: Rows, dev: Rows, model: str, out: Path, settings: FinetuneS
 
 
 def score_tfidf(train: Rows, dev: Rows, *, chinese: bool) -> tuple[float, float]:
-    """Return the accuracy of logistic regression on TF-IDF, with C by cross-validation, and its CPU seconds."""
+    """Return the accuracy of logistic regression on TF-IDF with cross-validated C, and its CPU seconds."""
     features: dict[str, Any] = {"analyzer": "char", "ngram_range": (1, 3)} if chinese else {"ngram_range": (1, 2)}
     start = time.process_time()
     model = make_pipeline(
@@ -109,26 +109,26 @@ def score_tfidf(train: Rows, dev: Rows, *, chinese: bool) -> tuple[float, float]
 
 @dataclass(frozen=True)
 class Cell:
-    """One way on one draw of the rows of a task."""
+    """One method on one sample of a task's rows."""
 
     task: str
     model: str
     size: int
-    way: str
+    method: str
     seed: int
 
     @property
     def key(self) -> str:
-        """The name of the cell among the scores."""
-        return f"{Path(self.model).name} {self.task} {self.size} {self.way} {self.seed}"
+        """The key of the cell in the score file."""
+        return f"{Path(self.model).name} {self.task} {self.size} {self.method} {self.seed}"
 
-    def measure(self, arguments: argparse.Namespace, kept: KeptScores) -> float:
-        """Return the accuracy, and keep the CPU seconds under a key of their own."""
+    def measure(self, arguments: argparse.Namespace, kept: ScoreCache) -> float:
+        """Return the accuracy; the CPU seconds are stored under a key of their own."""
         train, dev = draw_rows(arguments.data, self.task, self.size, arguments.dev_rows, self.seed, arguments.out)
-        if self.way == "tfidf":
+        if self.method == "tfidf":
             accuracy, seconds = score_tfidf(train, dev, chinese=TASKS[self.task].is_chinese)
         else:
-            settings = FinetuneSettings(max_length=64, precision="fp32", seed=self.seed, **SETTINGS[self.way])
+            settings = FinetuneSettings(max_length=64, precision="fp32", seed=self.seed, **SETTINGS[self.method])
             out = arguments.out / self.key.replace(" ", "-")
             accuracy, seconds = score_run(train, dev, self.model, out, settings)
         kept.get(f"{self.key} seconds", lambda: seconds)
@@ -136,15 +136,15 @@ class Cell:
 
 
 def print_table(arguments: argparse.Namespace) -> None:
-    """Measure what has not been, and print a line for each task and size."""
-    kept = KeptScores(arguments.out / "scores.json")
+    """Measure missing cells, and print one line per task and size."""
+    kept = ScoreCache(arguments.out / "scores.json")
     print("| task | model | rows |", " | ".join(arguments.ways), "| CPU seconds |")
     print("|---" * (4 + len(arguments.ways)) + "|")
     for size, task in product(arguments.sizes, arguments.tasks):
         model = arguments.model or choose_model(task)
         accuracies, seconds = [], []
-        for way in arguments.ways:
-            cells = [Cell(task, model, size, way, seed) for seed in range(arguments.seeds)]
+        for method in arguments.ways:
+            cells = [Cell(task, model, size, method, seed) for seed in range(arguments.seeds)]
             scores = [kept.get(cell.key, partial(cell.measure, arguments, kept)) for cell in cells]
             accuracies.append(", ".join(f"{100 * score:.1f}" for score in scores))
             seconds.append(f"{mean(kept.get(f'{cell.key} seconds', float) for cell in cells):.0f}")
@@ -152,13 +152,13 @@ def print_table(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the arguments."""
-    parser = argparse.ArgumentParser(description="Accuracies of ways to learn from few labels.")
+    """Parse the arguments and print the table."""
+    parser = argparse.ArgumentParser(description="Compare methods for classification with few labels.")
     add_data(parser)
     parser.add_argument("--tasks", nargs="+", default=["sst-2", "scicite", "chnsenticorp"], choices=TASKS)
-    parser.add_argument("--model", help="the model to start from; by default, by the language of the task")
+    parser.add_argument("--model", help="base model (default: chosen by the language of the task)")
     parser.add_argument("--sizes", nargs="+", type=int, default=[50, 200, 400, 1000])
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--dev-rows", type=int, default=500)
     parser.add_argument("--out", type=Path, default=Path("runs/few-labels"))

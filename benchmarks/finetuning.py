@@ -1,11 +1,12 @@
-"""The speed of fine-tuning beside transformers' Trainer, in turns, a step each.
+"""Compare the speed of fine-tuning with transformers' Trainer, alternating step by step.
 
     python benchmarks/finetuning.py [--steps 300] [--threads N]
 
-MiniLM on MRPC, batches of 32 rows of at most 128 tokens, the paper's dropout, AdamW, a process each, one step of one
-after one step of the other. The Trainer three ways: as its examples have it (rows padded to 128), with rows padded to
-the longest of their batch, and with rows of like length together and, where the hardware multiplies it faster, bf16.
-What the models score is in scores.py.
+MiniLM on MRPC: batches of 32 rows of at most 128 tokens, the paper's dropout, AdamW. Each runs in a separate process,
+and only one of them makes a step at a time. The Trainer has three variants: rows padded to 128 as in its examples,
+padded to the longest row of the batch, and grouped by length (with bf16 where the hardware is faster with it). Prints
+rows per second, the median seconds per step and the speed of cloze relative to each variant. For dev scores see
+scores.py.
 """
 
 import argparse
@@ -20,8 +21,8 @@ from typing import Any
 
 import torch
 
-from minilm import minilm  # beside this file
-from public_data import add_data, find_data  # beside this file
+from minilm import minilm  # in this folder
+from public_data import add_data, find_data  # in this folder
 from trainer_peer import BATCH, LENGTH, RATE, make_trainer
 
 ROOT = Path(__file__).parents[1]
@@ -35,8 +36,8 @@ def read(folder: Path) -> Any:
     return read_task(Source("mrpc", folder))
 
 
-def serve_trainer(connection: Connection, way: str, folder: Path, threads: int, steps: int, out: Path) -> None:
-    """Train with the Trainer, each step when it is told to."""
+def serve_trainer(connection: Connection, variant: str, folder: Path, threads: int, steps: int, out: Path) -> None:
+    """Train with the Trainer, one step per message."""
     from transformers import TrainerCallback
 
     torch.set_num_threads(threads)
@@ -49,11 +50,11 @@ def serve_trainer(connection: Connection, way: str, folder: Path, threads: int, 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             connection.send(time.perf_counter() - self.start)
 
-    make_trainer(read(folder), way, 0, out, [InTurns()], steps).train()
+    make_trainer(read(folder), variant, 0, out, [InTurns()], steps).train()
 
 
-def ways() -> tuple[str, ...]:
-    """What is compared on this machine."""
+def variants() -> tuple[str, ...]:
+    """Return the variants of the Trainer that this machine supports."""
     from cloze.predict.quantization.precision import has_fast_bf16
 
     grouped = f"{GROUPED}, bf16" if has_fast_bf16(torch.device("cpu")) else GROUPED
@@ -61,7 +62,7 @@ def ways() -> tuple[str, ...]:
 
 
 def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, out: Path) -> None:
-    """Train with the product's own loop, each step when it is told to."""
+    """Train with cloze's own loop, one step per message."""
     from cloze.checkpoint import load_folder
     from cloze.model.surgery import with_heads
     from cloze.progress import Silent
@@ -82,7 +83,7 @@ def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, 
     bert = with_heads(base.model, (head,), labels=len(data.labels), keep=False, seed=0)
 
     class InTurns(TaskBatches):
-        """A step lasts from one batch being asked for to the next: all that the loop does is in it."""
+        """Times each step from one request for a batch to the next, which covers everything that the loop does."""
 
         begun: float | None = None
 
@@ -103,24 +104,24 @@ def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, 
 
 def measure_speed(folder: Path, steps: int, threads: int) -> None:
     context = multiprocessing.get_context("spawn")
-    compared = ways()
-    times: dict[str, list[float]] = {way: [] for way in compared}
+    compared = variants()
+    times: dict[str, list[float]] = {variant: [] for variant in compared}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         ends = {}
-        for number, way in enumerate(compared):
-            ends[way], theirs = context.Pipe()
+        for number, variant in enumerate(compared):
+            ends[variant], theirs = context.Pipe()
             out = Path(name, str(number))
-            if way == "cloze":
+            if variant == "cloze":
                 process = context.Process(target=serve_cloze, args=(theirs, folder, threads, steps, out))
             else:
-                process = context.Process(target=serve_trainer, args=(theirs, way, folder, threads, steps, out))
+                process = context.Process(target=serve_trainer, args=(theirs, variant, folder, threads, steps, out))
             process.start()
-            theirs.close()  # or nobody would notice that the process has died
+            theirs.close()  # closed here so that a dead worker is noticed instead of waited for
             stack.callback(process.join)
         for step in range(steps):
-            for way in compared if step % 2 else reversed(compared):
-                ends[way].send(step)
-                times[way].append(ends[way].recv())
+            for variant in compared if step % 2 else reversed(compared):
+                ends[variant].send(step)
+                times[variant].append(ends[variant].recv())
             if step == steps - 1 or step % 50 == 49:
                 _print_speed(times, step + 1)
 
@@ -128,20 +129,20 @@ def measure_speed(folder: Path, steps: int, threads: int) -> None:
 def _print_speed(times: dict[str, list[float]], done: int) -> None:
     print(f"\nafter {done} steps of {BATCH} rows       rows/s (mean)  median step s   cloze is")
     ours = times["cloze"][2:] or times["cloze"]
-    for way, some in times.items():
+    for variant, some in times.items():
         later = some[2:] or some
         ratio = sum(later) / sum(ours)
-        print(f"{way:<32} {BATCH / mean(later):12.1f} {median(later):14.3f}   {ratio:6.2f} x", flush=True)
+        print(f"{variant:<32} {BATCH / mean(later):12.1f} {median(later):14.3f}   {ratio:6.2f} x", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Fine-tuning beside the Trainer.")
+    parser = argparse.ArgumentParser(description="Compare the speed of fine-tuning with the Trainer.")
     add_data(parser)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    asked = parser.parse_args()
-    glue = find_data(asked.data, "glue/MRPC") / "glue"
-    measure_speed(glue / "MRPC", asked.steps, asked.threads)
+    arguments = parser.parse_args()
+    glue = find_data(arguments.data, "glue/MRPC") / "glue"
+    measure_speed(glue / "MRPC", arguments.steps, arguments.threads)
 
 
 if __name__ == "__main__":

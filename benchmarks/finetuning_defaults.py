@@ -1,13 +1,13 @@
-"""Which learning rate and how many epochs suit a model of some size and a number of rows: dev scores over a grid.
+"""Search learning rates and epochs for fine-tuning: dev scores over a grid of models, tasks and row counts.
 
     python benchmarks/finetuning_defaults.py [--data ../shared/data] [--models minilm m3e-small cloze-mini FOLDER]
         [--tasks sst-2 scicite mrpc] [--sizes 200 1000] [--rates 5e-5 1e-4 2e-4 4e-4 1e-3] [--epochs 3 10]
         [--batch-size 16] [--way full] [--pooling cls] [--max-length 64] [--seeds 1] [--out runs/defaults]
 
-Every cell is a fine-tuning by the product's own function, scored by the task's main metric in percent. Rows are drawn
-with a fixed seed, dev rows are capped. The scores are kept in --out/scores.json, and re-running the same command
-measures what is missing. It prints a Markdown table: one line per model, task, size and number of epochs, one column
-per rate. Rate 0, 0 epochs and batch size 0 stand for the product's defaults.
+Every cell is one fine-tuning run, scored by the task's main metric in percent. Training rows are sampled with a fixed
+seed; the number of dev rows is limited. Scores are stored in --out/scores.json, and re-running the same command
+measures what is missing. Prints a Markdown table with one line per model, task, size and number of epochs, and one
+column per learning rate. Rate 0, 0 epochs and batch size 0 stand for the product's defaults.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from cloze.predict import evaluate_examples, load
 from cloze.tasks.registry import TaskData
 from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.settings import FinetuneSettings
-from kept_scores import KeptScores  # beside this file
-from public_data import add_data, find_data  # beside this file
-from task_samples import TASKS, find_model, read_sample  # beside this file
+from kept_scores import ScoreCache  # in this folder
+from public_data import add_data, find_data  # in this folder
+from task_samples import TASKS, find_model, read_sample  # in this folder
 
 ROOT = Path(__file__).parents[1]
-WAYS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "full": {"few": False},
     "linear-start": {"few": False, "linear_start": True},
     "random-start": {"few": False, "linear_start": False},
@@ -41,12 +41,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-# Dev rows that are scored after each epoch, which costs time; the final score is that of all drawn dev rows.
+# A run evaluates this many dev rows after each epoch, to save time; the final score uses all sampled dev rows.
 SCORED_PER_EPOCH = 8
 
 
 def score(data: TaskData, model: str, out: Path, settings: FinetuneSettings) -> float:
-    """Return the main metric on the dev rows of one fine-tuning."""
+    """Fine-tune once and return the main metric on the dev rows."""
     few = replace(data, dev=data.dev.select(range(min(SCORED_PER_EPOCH, len(data.dev)))))
     run = finetune_rows(few, {"task": data.kind.name, "data": "sample"}, model, out, settings=settings, fresh=True)
     evaluation = evaluate_examples(load(run), data.kind, data.dev, data.metrics)
@@ -55,8 +55,8 @@ def score(data: TaskData, model: str, out: Path, settings: FinetuneSettings) -> 
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Fine-tune what has not been, and print a line for each model, task, size and number of epochs."""
-    kept = KeptScores(arguments.out / "scores.json")
+    """Run missing cells, and print one line per model, task, size and number of epochs."""
+    kept = ScoreCache(arguments.out / "scores.json")
     print("| model | task | rows | way | batch | epochs |", " | ".join(f"{rate:g}" for rate in arguments.rates), "|")
     print("|---" * (6 + len(arguments.rates)) + "|")
     for model, task, size, epochs in product(arguments.models, arguments.tasks, arguments.sizes, arguments.epochs):
@@ -74,21 +74,21 @@ def measure(arguments: argparse.Namespace) -> None:
                     seed=seed,
                     pooling=arguments.pooling,
                     baseline=False,
-                    **WAYS[arguments.way],
+                    **VARIANTS[arguments.way],
                 )
-                way = arguments.way + (f"-{arguments.pooling}" if arguments.pooling else "")
-                parts = (Path(model).name, task, size, way, arguments.batch_size, epochs, f"{rate:g}", seed)
+                variant = arguments.way + (f"-{arguments.pooling}" if arguments.pooling else "")
+                parts = (Path(model).name, task, size, variant, arguments.batch_size, epochs, f"{rate:g}", seed)
                 key = " ".join(map(str, parts))
                 run = arguments.out / key.replace(" ", "-")
                 scores.append(kept.get(key, partial(score, data, find_model(model), run, settings)))
             cells.append(f"{100 * mean(scores):.1f}")
-        line = (Path(model).name, task, size, way, arguments.batch_size or "-", epochs or "-", *cells)
+        line = (Path(model).name, task, size, variant, arguments.batch_size or "-", epochs or "-", *cells)
         print("|", " | ".join(map(str, line)), "|", flush=True)
 
 
 def main() -> None:
-    """Read the arguments."""
-    parser = argparse.ArgumentParser(description="Dev scores over learning rates and epochs, for few rows.")
+    """Parse the arguments and print the table."""
+    parser = argparse.ArgumentParser(description="Search learning rates and epochs for fine-tuning on few rows.")
     add_data(parser)
     parser.add_argument("--models", nargs="+", default=["cloze-mini"])
     parser.add_argument("--tasks", nargs="+", default=["sst-2", "scicite", "mrpc"], choices=TASKS)
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=[5e-5, 1e-4, 2e-4, 4e-4, 1e-3])
     parser.add_argument("--epochs", nargs="+", type=int, default=[3, 10])
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--way", default="full", choices=WAYS)
+    parser.add_argument("--way", default="full", choices=VARIANTS)
     parser.add_argument("--pooling", choices=["cls", "mean", "separate"])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--dev-rows", type=int, default=500)

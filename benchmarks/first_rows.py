@@ -1,4 +1,4 @@
-"""Tasks with their first rows alone, where all of them take longer to learn than what is measured with them."""
+"""Shortened copies of tasks, for benchmarks that would take too long on all rows."""
 
 import lzma
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 def first_rows(task: Path, folder: Path, train: int = 10_000, dev: int | None = None) -> Path:
-    """Copy the folder of a GLUE task with so many rows for training and for scoring; None: all of them."""
+    """Copy a GLUE task with only the first training and dev rows; None copies all of them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, count in (("train.tsv", train), ("dev.tsv", dev)):
         with _open(task / name) as file:
@@ -17,7 +17,7 @@ def first_rows(task: Path, folder: Path, train: int = 10_000, dev: int | None = 
 
 
 def first_sentences(task: Path, folder: Path, train: int = 5_000) -> Path:
-    """Copy CoNLL-2003 with so many sentences for training, and all for scoring."""
+    """Copy CoNLL-2003 with only the first training sentences; the dev set stays complete."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, count in (("eng.train", train), ("eng.testa", None)):
         with _open(task / name) as file:
@@ -26,7 +26,7 @@ def first_sentences(task: Path, folder: Path, train: int = 5_000) -> Path:
 
 
 def _sentences(file: TextIO) -> Iterator[str]:
-    """Each with the blank line behind it; the mark of a document goes with its first one."""
+    """Yield each sentence with its trailing blank line; a document marker belongs to the sentence after it."""
     lines: list[str] = []
     for line in file:
         lines.append(line)

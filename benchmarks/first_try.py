@@ -1,24 +1,24 @@
-"""The first try of a new user: defaults only, beside what else a new user may do with the same rows.
+"""Compare `cloze finetune` with default settings to the other methods that a new user might try on the same rows.
 
     python benchmarks/first_try.py [--data FOLDER] [--models minilm m3e-small cloze-mini] [--only sst-2 mrpc]
         [--sizes 400 3000 0] [--ways cloze tf-idf vectors trainer trainer-best] [--seeds 3] [--max-rows 10000]
         [--dev-rows 1000] [--threads 1] [--out runs/first_try] [--kept]
 
-cloze         ``cloze finetune TASK FILE --model MODEL``: a file with the training rows, no other flags but the seed
-tf-idf        TF-IDF and logistic or ridge regression; of tags, the most frequent tag of each word
-vectors       the model's sentence vectors and logistic or ridge regression; not for tags
+cloze         ``cloze finetune TASK FILE --model MODEL``: a file with the training rows, no flags except the seed
+tf-idf        TF-IDF with logistic or ridge regression; for tagging, the most frequent tag of each word
+vectors       the model's sentence vectors with logistic or ridge regression; not for tagging
 trainer       transformers' Trainer with its defaults (3 epochs, batch size 8, rate 5e-5), at most 128 tokens
 trainer-best  the same with the best of six learning rates, chosen on a fifth of the training rows, once for all seeds
 
-Chinese tasks are for Chinese models (m3e-small), English ones for the others. Size 0 is all rows, up to --max-rows.
-Each seed has its own training rows, head and order; the dev rows are the same. Every score is kept in
---out/scores.json and its predictions in --out/predictions: re-running the same command measures what is missing, and
---kept only prints. Cells of the published data that are kept in first_try.json.xz beside this file are unpacked there
-first (--no-archive: measure them again); --archive packs what has been measured into it.
-Seconds include reading the model; cloze runs as a process of its own, start included.
+Chinese tasks use Chinese models (m3e-small), English tasks the others. Size 0 means all rows, up to --max-rows. Each
+seed has its own training rows, head and order; the dev rows are the same. Scores are stored in --out/scores.json and
+predictions in --out/predictions: re-running the same command measures what is missing, and --kept only prints. Results
+for the published data are archived in first_try.json.xz next to this file and unpacked first (--no-archive measures
+them again); --archive adds new results to it. Seconds include loading the model; cloze runs in a separate process,
+start-up included.
 
-Intervals are bootstraps over the dev rows of the mean over the seeds; differences are paired by rows. The best other
-way is the one with the best dev score, which favours the others. ``--data small`` runs on bundled text.
+Intervals are bootstrapped over the dev rows for the mean over the seeds; differences are paired by row. "best other" is
+the other method with the best dev score, which favours the others. ``--data small`` runs on bundled text.
 """
 
 import argparse
@@ -44,11 +44,11 @@ from cloze.tasks.intervals import Difference, Floats, MetricRows, bootstrap_inte
 from cloze.tasks.registry import TaskData
 from cloze.tasks.tagging.entities import TaggedRows
 from first_try_ways import Job, Predictions, choose_rate, run_cloze, run_tf_idf, run_trainer, run_vectors
-from kept_scores import KeptScores  # beside this file
+from kept_scores import ScoreCache  # in this folder
 from public_data import SMALL, add_data, find_data
 from task_samples import TASKS, find_model, read_sample
 
-WAYS = {
+METHODS = {
     "cloze": run_cloze,
     "tf-idf": run_tf_idf,
     "vectors": run_vectors,
@@ -56,13 +56,14 @@ WAYS = {
     "trainer-best": run_trainer,
 }
 ARCHIVE = Path(__file__).with_suffix(".json.xz")
-TASKS_BY_DEFAULT = [task for task in TASKS if task != "cola"]  # cola or rte
+# CoLA only runs with --only; RTE covers the small GLUE tasks
+TASKS_BY_DEFAULT = [task for task in TASKS if task != "cola"]
 CHINESE_MODELS = ("m3e-small",)
 
 
 @dataclass(frozen=True)
 class SeedMean:
-    """The mean over seeds of a metric, for intervals over the rows that all seeds share."""
+    """The mean of a metric over seeds, for intervals over the dev rows that all seeds share."""
 
     metric: str
     seeds: Sequence[MetricRows | TaggedRows]
@@ -71,7 +72,7 @@ class SeedMean:
         return len(self.seeds[0])
 
     def scores(self, counts: Floats) -> dict[str, Floats]:
-        """Return the mean of each resample."""
+        """Return the mean score of each resample."""
         return {self.metric: np.mean([rows.scores(counts)[self.metric] for rows in self.seeds], axis=0)}
 
     @cached_property
@@ -86,7 +87,7 @@ class SeedMean:
 
 
 def rows_of(data: TaskData, predictions: Predictions) -> MetricRows | TaggedRows:
-    """Return the dev rows with predictions."""
+    """Pair the dev rows with predictions."""
     targets: Any = getattr(data.dev, "targets")  # noqa: B009 (all kinds here have them; the protocol does not)
     if data.kind.name != "tag":
         return MetricRows(data.metrics[:1], targets, predictions)
@@ -101,45 +102,46 @@ def score(data: TaskData, predictions: Predictions) -> float:
 
 
 class Cells:
-    """Scores, seconds and predictions by what was measured."""
+    """Measured cells: scores, seconds and predictions by key."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.out: Path = arguments.out
-        self.scores = KeptScores(self.out / "scores.json")
+        self.scores = ScoreCache(self.out / "scores.json")
         self._rows: dict[tuple[str, int, int], TaskData] = {}
 
     def data(self, task: str, size: int, seed: int) -> TaskData:
         """Return the rows of a cell."""
-        given, key = self.arguments, (task, size, seed)
+        options, key = self.arguments, (task, size, seed)
         if key not in self._rows:
-            rows = min(size, given.max_rows) if size else given.max_rows
-            self._rows = {key: read_sample(given.data, task, rows, given.dev_rows, self.out, seed)}  # only the last
+            rows = min(size, options.max_rows) if size else options.max_rows
+            # only the last sample is cached
+            self._rows = {key: read_sample(options.data, task, rows, options.dev_rows, self.out, seed)}
         return self._rows[key]
 
     def path(self, key: str) -> Path:
         """Return the file with the predictions of a cell."""
         return self.out / "predictions" / f"{key.replace(' ', '_').replace('/', '-')}.json"
 
-    def measure(self, task: str, size: int, model: str, way: str, seed: int) -> None:
-        """Measure a cell, unless it is kept."""
-        key = key_of(task, size, model, way, seed)
+    def measure(self, task: str, size: int, model: str, method: str, seed: int) -> None:
+        """Measure a cell unless its result is stored."""
+        key = key_of(task, size, model, method, seed)
         if not self.path(key).is_file():
             begun = time.perf_counter()
             print(f"{key} ...", end=" ", file=sys.stderr, flush=True)
-            replace_json(self.path(key), self._run(key, task, size, model, way, seed))
+            replace_json(self.path(key), self._run(key, task, size, model, method, seed))
             print(f"{time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
         self.scores.get(key, lambda: read_json(self.path(key))["score"])
 
-    def _run(self, key: str, task: str, size: int, model: str, way: str, seed: int) -> dict[str, Any]:
+    def _run(self, key: str, task: str, size: int, model: str, method: str, seed: int) -> dict[str, Any]:
         scratch, data = self.out / "running" / key.replace(" ", "-").replace("/", "-"), self.data(task, size, seed)
-        shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(scratch, ignore_errors=True)  # left by a killed process
         job = Job(data, find_model(model), TASKS[task].is_chinese, seed, scratch)
         chosen = {"seconds": 0.0}
-        if way == "trainer-best":
+        if method == "trainer-best":
             chosen = self._chosen_rate(key_of(task, size, model, "rate", 0), job)
             job = replace(job, rate=chosen["rate"])
-        answer = WAYS[way](job)
+        answer = METHODS[method](job)
         shutil.rmtree(scratch, ignore_errors=True)
         return {
             "score": score(data, answer.predictions),
@@ -151,7 +153,7 @@ class Cells:
         }
 
     def _chosen_rate(self, key: str, job: Job) -> dict[str, float]:
-        """Choose the rate for all seeds on the rows of the first one that asks, or read what was chosen."""
+        """Return the learning rate for all seeds, chosen on the rows of the first seed and then stored."""
         path = self.path(key)
         if not path.is_file():
             begun = time.perf_counter()
@@ -160,9 +162,9 @@ class Cells:
         chosen: dict[str, float] = read_json(path)
         return chosen
 
-    def mean_of(self, task: str, size: int, model: str, way: str) -> tuple[SeedMean, list[dict[str, Any]]] | None:
-        """Return the kept results of a cell over all seeds; None if some are missing."""
-        paths = [self.path(key_of(task, size, model, way, seed)) for seed in range(self.arguments.seeds)]
+    def mean_of(self, task: str, size: int, model: str, method: str) -> tuple[SeedMean, list[dict[str, Any]]] | None:
+        """Return the stored results of a cell for all seeds, or None if some are missing."""
+        paths = [self.path(key_of(task, size, model, method, seed)) for seed in range(self.arguments.seeds)]
         if not all(path.is_file() for path in paths):
             return None
         found, data = [read_json(path) for path in paths], self.data(task, size, 0)
@@ -179,7 +181,7 @@ def unpack(out: Path) -> None:
 
 
 def pack(out: Path) -> None:
-    """Archive the cells of a folder, with numbers of five digits."""
+    """Archive the cells of a folder, with numbers rounded to five digits."""
     cells = {path.name: read_json(path) for path in sorted((out / "predictions").glob("*.json"))}
     for cell in cells.values():
         if cell.get("predictions") and isinstance(cell["predictions"][0], float):
@@ -187,13 +189,13 @@ def pack(out: Path) -> None:
     ARCHIVE.write_bytes(lzma.compress(json.dumps(cells, sort_keys=True).encode()))
 
 
-def key_of(task: str, size: int, model: str, way: str, seed: int) -> str:
-    """Return the name of a cell; TF-IDF needs no model."""
-    return f"{task} {size or 'all'} {'any' if way == 'tf-idf' else Path(model).name} {way} {seed}"
+def key_of(task: str, size: int, model: str, method: str, seed: int) -> str:
+    """Return the key of a cell; TF-IDF depends on no model."""
+    return f"{task} {size or 'all'} {'any' if method == 'tf-idf' else Path(model).name} {method} {seed}"
 
 
 def measured_cells(arguments: argparse.Namespace) -> list[tuple[str, int, str]]:
-    """Return model, size and task of each row of the table, in the order in which they are measured."""
+    """Return the model, size and task of each table row, in the order of measurement."""
     return [
         (task, size, model)
         for model, size, task in product(arguments.models, arguments.sizes, arguments.only)
@@ -202,79 +204,81 @@ def measured_cells(arguments: argparse.Namespace) -> list[tuple[str, int, str]]:
 
 
 def measure(arguments: argparse.Namespace, cells: Cells) -> None:
-    """Measure what is missing: the first seed of every row of the table first, so that early tables are complete."""
-    ways = [way for way in ("tf-idf", "vectors", "cloze", "trainer", "trainer-best") if way in arguments.ways]
-    if importlib.util.find_spec("accelerate") is None and any(way.startswith("trainer") for way in ways):
-        print("the Trainer is left out, since accelerate is missing: pip install accelerate", file=sys.stderr)
-        ways = [way for way in ways if not way.startswith("trainer")]
-    for seed, (task, size, model), way in product(range(arguments.seeds), measured_cells(arguments), ways):
-        if way != "vectors" or cells.data(task, size, seed).kind.name != "tag":
-            cells.measure(task, size, model, way, seed)
+    """Measure what is missing, the first seed of every row first, so that early tables are complete."""
+    methods = [
+        method for method in ("tf-idf", "vectors", "cloze", "trainer", "trainer-best") if method in arguments.ways
+    ]
+    if importlib.util.find_spec("accelerate") is None and any(method.startswith("trainer") for method in methods):
+        print("skipping the Trainer because accelerate is not installed: pip install accelerate", file=sys.stderr)
+        methods = [method for method in methods if not method.startswith("trainer")]
+    for seed, (task, size, model), method in product(range(arguments.seeds), measured_cells(arguments), methods):
+        if method != "vectors" or cells.data(task, size, seed).kind.name != "tag":
+            cells.measure(task, size, model, method, seed)
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the table: what was found for one model, task and size."""
+    """A table row: the results for one model, task and size."""
 
     task: str
     size: int
     model: str
-    ways: dict[str, tuple[SeedMean, list[dict[str, Any]]]]
+    methods: dict[str, tuple[SeedMean, list[dict[str, Any]]]]
 
     @cached_property
     def best_other(self) -> str | None:
-        """The other way with the best score."""
-        others = {way: found[0].value for way, found in self.ways.items() if way != "cloze"}
+        """The other method with the best score."""
+        others = {method: found[0].value for method, found in self.methods.items() if method != "cloze"}
         return max(others, key=others.__getitem__, default=None)
 
     def against(self, other: str | None) -> Difference | None:
-        """Return cloze minus another way, in points; None if one of them is missing."""
-        if other not in self.ways or "cloze" not in self.ways:
+        """Return cloze minus another method in points, or None if a result is missing."""
+        if other not in self.methods or "cloze" not in self.methods:
             return None
-        metric = self.ways["cloze"][0].metric
-        found = paired_difference(self.ways["cloze"][0], self.ways[other][0], metric)
+        metric = self.methods["cloze"][0].metric
+        found = paired_difference(self.methods["cloze"][0], self.methods[other][0], metric)
         return Difference(100 * found.value, 100 * found.low, 100 * found.high)
 
-    def cells(self, ways: Sequence[str]) -> list[str]:
-        """Return the cells of the table of scores."""
-        metric, rows = next((mean.metric, found[0]["rows"]) for mean, found in self.ways.values())
+    def cells(self, methods: Sequence[str]) -> list[str]:
+        """Return the cells of this row in the table of scores."""
+        metric, rows = next((mean.metric, found[0]["rows"]) for mean, found in self.methods.values())
         start = [f"{self.task} ({metric})", f"{rows:,}", Path(self.model).name]
-        scores = [self._score(way) for way in ways]
+        scores = [self._score(method) for method in methods]
         difference = self.against(self.best_other)
         shown = "-"
         if difference is not None:
             shown = f"{difference.value:+.1f} ({difference.low:+.1f} to {difference.high:+.1f}), {self.best_other}"
         return [*start, *scores, shown]
 
-    def _score(self, way: str) -> str:
-        if way not in self.ways:
+    def _score(self, method: str) -> str:
+        if method not in self.methods:
             return "-"
-        found = self.ways[way][0]
+        found = self.methods[method][0]
         return f"{found.value:.1f} ({found.interval[0]:.1f} to {found.interval[1]:.1f})"
 
-    def times(self, ways: Sequence[str]) -> list[str]:
-        """Return the cells of the table of seconds."""
-        start = [self.task, f"{next(iter(self.ways.values()))[1][0]['rows']:,}", Path(self.model).name]
-        return [*start, *(self._seconds(way) for way in ways)]
+    def times(self, methods: Sequence[str]) -> list[str]:
+        """Return the cells of this row in the table of seconds."""
+        start = [self.task, f"{next(iter(self.methods.values()))[1][0]['rows']:,}", Path(self.model).name]
+        return [*start, *(self._seconds(method) for method in methods)]
 
-    def _seconds(self, way: str) -> str:
-        if way not in self.ways:
+    def _seconds(self, method: str) -> str:
+        if method not in self.methods:
             return "-"
-        seconds, choosing = (mean(one[name] for one in self.ways[way][1]) for name in ("seconds", "choosing"))
+        seconds, choosing = (mean(one[name] for one in self.methods[method][1]) for name in ("seconds", "choosing"))
         return f"{seconds:.0f} ({choosing:.0f})"
 
 
 def print_tables(arguments: argparse.Namespace, cells: Cells) -> None:
-    """Print the tables of scores and seconds, and the summary of each model."""
+    """Print the tables of scores and seconds, and a summary per model."""
     lines = []
     for task, size, model in measured_cells(arguments):
-        found = {way: cells.mean_of(task, size, model, way) for way in arguments.ways}
-        kept = {way: result for way, result in found.items() if result is not None}
+        found = {method: cells.mean_of(task, size, model, method) for method in arguments.ways}
+        kept = {method: result for method, result in found.items() if result is not None}
         lines += [Line(task, size, model, kept)] if kept else []
     head = ["data", "rows", "model"]
     print(f"Scores in percent, 95 % intervals, {arguments.seeds} seeds:\n")
     _print_table([*head, *arguments.ways, "cloze - best other"], [line.cells(arguments.ways) for line in lines])
-    print("\nSeconds, of which choosing a rate or a regularization:\n")
+    print("\nSeconds (in parentheses: spent on choosing a learning rate or regularization strength):\n")
     _print_table([*head, *arguments.ways], [line.times(arguments.ways) for line in lines])
     for model in arguments.models:
         _print_summary(Path(model).name, [line for line in lines if line.model == model])
@@ -286,7 +290,7 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _print_summary(model: str, lines: Sequence[Line]) -> None:
-    """Print averages over the rows of the table in which cloze and others are there."""
+    """Print averages over the table rows that have results for both cloze and the other methods."""
     against = [(line, difference) for line in lines if (difference := line.against(line.best_other)) is not None]
     gains = [difference.value for line in lines if (difference := line.against("trainer")) is not None]
     if against:
@@ -301,21 +305,23 @@ def _print_summary(model: str, lines: Sequence[Line]) -> None:
 
 
 def main() -> None:
-    """Read the arguments."""
+    """Parse the arguments, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_data(parser)
     parser.add_argument("--models", nargs="+", default=["minilm", "m3e-small", "cloze-mini"])
     parser.add_argument("--only", nargs="+", default=TASKS_BY_DEFAULT, choices=TASKS, help="tasks")
     parser.add_argument("--sizes", nargs="+", type=int, default=[400, 3000, 0])
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--max-rows", type=int, default=10_000)
     parser.add_argument("--dev-rows", type=int, default=1_000)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/first_try"))
-    parser.add_argument("--kept", action="store_true", help="print what is kept, and measure nothing")
-    parser.add_argument("--no-archive", action="store_true", help="do not use the cells kept beside this file")
-    parser.add_argument("--archive", action="store_true", help="keep all cells beside this file, once measured")
+    parser.add_argument("--kept", action="store_true", help="only print stored results")
+    parser.add_argument("--no-archive", action="store_true", help="ignore the archive next to this file")
+    parser.add_argument(
+        "--archive", action="store_true", help="add all measured cells to the archive next to this file"
+    )
     arguments = parser.parse_args()
     if str(arguments.data) != SMALL and not arguments.no_archive:
         unpack(arguments.out)

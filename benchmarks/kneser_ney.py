@@ -1,8 +1,8 @@
-"""A Kneser-Ney n-gram model over token ids: what counting alone can say about a blank.
+"""A Kneser-Ney n-gram model over token ids, the count-based baseline for predicting hidden tokens.
 
-Interpolated modified Kneser-Ney (Chen and Goodman 1999): three discounts an order, continuation counts below the
-highest order. N-grams of an order are sorted numbers: the rank of the prefix among the shorter ones, times the
-vocabulary, plus the last token; those that share a prefix lie side by side.
+Interpolated modified Kneser-Ney (Chen and Goodman 1999): three discounts per order, continuation counts below the
+highest order. The n-grams of an order are sorted integer keys: the rank of the prefix among the shorter n-grams, times
+the vocabulary size, plus the last token. N-grams with the same prefix are therefore contiguous.
 """
 
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ class _Order:
 
     keys: Ints  # sorted: rank of the prefix * vocabulary + last token
     gains: Floats  # (count - discount) / total of the prefix
-    starts: Ints  # where the n-grams of each prefix begin, and the end
-    rests: Floats  # by prefix: what is left for the shorter context
+    starts: Ints  # index of the first n-gram of each prefix, and the end
+    rests: Floats  # by prefix: the probability mass left for the shorter context
 
 
 class KneserNey:
-    """Probabilities of a token after up to ``order - 1`` others."""
+    """Probabilities of a token given up to ``order - 1`` neighbouring tokens."""
 
     def __init__(self, tokens: Ints, vocabulary: int, order: int = 5) -> None:
         self.vocabulary, self.order = vocabulary, order
-        ranks = tokens.astype(np.int64)  # of the n-gram that starts at each place
-        uniques: list[tuple[Ints, Ints, Ints, Ints]] = []  # keys, counts, a place of each, ranks by place
+        ranks = tokens.astype(np.int64)  # rank of the n-gram that starts at each position
+        uniques: list[tuple[Ints, Ints, Ints, Ints]] = []  # keys, counts, one position of each, ranks by position
         keys, first, counts = np.unique(ranks, return_index=True, return_counts=True)
-        # All tokens are 1-grams, seen or not, so that rank and id agree.
+        # All tokens are unigrams, seen or not, so that rank and id agree.
         uniques.append((np.arange(vocabulary), np.bincount(ranks, minlength=vocabulary), np.zeros(0, np.int64), ranks))
         for length in range(2, order + 1):
             keys = ranks[: len(tokens) - length + 1] * vocabulary + tokens[length - 1 :]
@@ -44,7 +44,7 @@ class KneserNey:
     def _make(self, uniques: list[tuple[Ints, Ints, Ints, Ints]], length: int) -> _Order:
         keys, counts, _, ranks = uniques[length - 1]
         if length < self.order:
-            # How many different tokens stand before it, instead of how often it occurs.
+            # Lower orders count the different tokens before an n-gram instead of its occurrences.
             _, _, first, _ = uniques[length]
             counts = np.bincount(ranks[first + 1], minlength=len(keys))
         prefixes = keys // self.vocabulary if length > 1 else np.zeros(len(keys), np.int64)
@@ -59,7 +59,7 @@ class KneserNey:
         return _Order(keys, gains, starts, rests)
 
     def ranks(self, context: Ints) -> list[int]:
-        """The rank of each suffix of a context, shortest first, -1 from the first that was never seen."""
+        """Return the rank of each suffix of a context, shortest first; -1 from the first unseen suffix on."""
         found = []
         for length in range(1, min(len(context), self.order - 1) + 1):
             rank = self._rank(context[len(context) - length :])
@@ -80,7 +80,7 @@ class KneserNey:
         return np.where((table[places] == keys) & (keys >= 0), places, -1)
 
     def after(self, context: Ints) -> Floats:
-        """The probability of every token after a context."""
+        """Return the probability of every token after a context."""
         unigram = self._orders[0]
         chances: Floats = unigram.gains + unigram.rests[0] / self.vocabulary
         for length, rank in enumerate(self.ranks(context), start=2):
@@ -93,7 +93,7 @@ class KneserNey:
         return chances
 
     def with_each(self, before: Ints, between: Ints, token: int) -> Floats:
-        """The probability of ``token`` after (before, w, between), for every w."""
+        """Return the probability of ``token`` after (before, w, between), for every w."""
         unigram = self._orders[0]
         chances = np.full(self.vocabulary, unigram.gains[token] + unigram.rests[0] / self.vocabulary)
         room = self.order - 1
@@ -114,7 +114,7 @@ class KneserNey:
         return chances
 
     def _ranks_with_each(self, before: Ints, between: Ints) -> Ints:
-        """The ranks of (before, w, between) for every w; -1 where it was never seen."""
+        """Return the ranks of (before, w, between) for every w; -1 for unseen n-grams."""
         every = np.arange(self.vocabulary)
         length = len(before) + 1
         if len(before):
@@ -128,7 +128,7 @@ class KneserNey:
         return ranks
 
     def blank(self, left: Ints, right: Ints) -> Floats:
-        """The log probability, up to a constant, of every token between two contexts: the chain rule over both."""
+        """Return the log probability, up to a constant, of every token between two contexts, by the chain rule."""
         room = self.order - 1
         left, right = left[-room:], right[:room]
         total = np.log(self.after(left))

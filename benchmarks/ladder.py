@@ -1,11 +1,12 @@
-"""What the rungs of the ladder cost: tokenizing with 10,000 added words and with 50,000 entities, beside none.
+"""Measure the cost of out-of-vocabulary handling: tokenizing with 10,000 added words and with 50,000 entities.
 
     python benchmarks/ladder.py [--data ../shared/data] [--rounds 7]
 
-The text is the biomedical corpus, the vocabulary that of the MiniLM weights. The words are the 10,000 most worth
-adding of this text and the NSF abstracts; the entities are pairs of words of which the vocabulary lacks one, the
-50,000 most frequent of the NSF abstracts (some of them occur in the text) or of the text itself (all do). All take
-turns in one run; a ratio is the median over the rounds. The same words as added tokens of `transformers` are the peer.
+The text is the biomedical corpus, the vocabulary that of the MiniLM weights. The added words are the 10,000 best-ranked
+candidates from this text and the NSF abstracts. The entities are pairs of words with at least one that the vocabulary
+lacks: the 50,000 most frequent pairs of the NSF abstracts (some occur in the text) or of the text itself (all occur).
+The peer is `transformers` with the same words as added tokens. All variants take turns in one run; ratios to the plain
+tokenizer ("none") are medians over the rounds.
 """
 
 import argparse
@@ -24,15 +25,15 @@ from cloze.text import Tokenizer
 from cloze.text.oov.coverage import measure_coverage
 from cloze.text.oov.extension import Additions, EntityRow, WordRow, extend_tokenizer
 from cloze.text.oov.ladder import Entity
-from minilm import minilm  # beside this file
-from public_data import add_data, find_data  # beside this file
+from minilm import minilm  # in this folder
+from public_data import add_data, find_data  # in this folder
 
 WORDS, ENTITIES = 10_000, 50_000
 Work = Callable[[list[str]], object]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the rungs of the ladder cost.")
+    parser = argparse.ArgumentParser(description="Measure the cost of out-of-vocabulary handling in tokenization.")
     add_data(parser)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
@@ -73,7 +74,7 @@ def _extended(plain: Tokenizer, biomedical: list[str], science: list[str]) -> di
 
 
 def _entities(lines: list[str], plain: Tokenizer) -> list[EntityRow]:
-    """The most frequent pairs of words of which the vocabulary lacks one, as names of things mostly are."""
+    """Return the most frequent word pairs with a word that the vocabulary lacks, which resemble proper names."""
     pairs = Counter(pair for line in lines for pair in pairwise(line.lower().split()) if all(map(str.isalpha, pair)))
     named = (pair for pair, _ in pairs.most_common() if any(plain.id(word) is None for word in pair))
     return [EntityRow("made", Entity(" ".join(pair), "protein", "made")) for pair in islice(named, ENTITIES)]
@@ -92,7 +93,7 @@ def _peer(words: list[str]) -> Work:
 
 def _compare(title: str, works: dict[str, Work], texts: list[str], megabytes: float, rounds: int) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in works}
-    for work in works.values():  # once for nothing: caches, memory
+    for work in works.values():  # warm-up: caches, memory
         work(texts[:200])
     for _ in range(rounds):
         for name, work in works.items():
@@ -100,7 +101,7 @@ def _compare(title: str, works: dict[str, Work], texts: list[str], megabytes: fl
             work(texts)
             seconds[name].append(time.perf_counter() - start)
     print(f"\n{title}")
-    print(f"{'':<46}{'MB/s':>7}{'time, of none':>15}")
+    print(f"{'':<46}{'MB/s':>7}{'time / none':>15}")
     base = seconds["none"]
     for name, times in seconds.items():
         ratio = median(one / other for one, other in zip(times, base, strict=True))

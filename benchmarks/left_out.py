@@ -1,12 +1,14 @@
-"""What it saves to leave out what nobody needs: the last states that no head reads, and padding.
+"""Measure the time saved by skipping unneeded work: last-layer states that no head uses, and padding.
 
     python benchmarks/left_out.py states [--presets mini base] [--length 128] [--batch 16] [--rounds 10]
     python benchmarks/left_out.py padding [--texts 8 16 64 400] [--rounds 10]
 
-states   Training steps with and without the last layer's states that are not read, in turns. Masked words with next
-         sentences read 15 % of the tokens and the first; a classifier reads the first alone.
-padding  Prediction with the shape of MiniLM on texts of mixed length, in turns: padded to the longest, a pass for each
-         length, and in one row without padding. Untrained weights: this is about time.
+states   Training steps that compute all states of the last layer ("all") or only those that the heads use ("needed").
+         Masked words with next sentences use 15 % of the tokens and the first; a classifier uses only the first.
+padding  Prediction with MiniLM's shape on texts of mixed length: padded to the longest, one pass per length, or packed
+         into one row without padding. The weights are random, since only time is measured.
+
+Variants take turns; the best round of each is printed.
 """
 
 import argparse
@@ -25,7 +27,7 @@ MINILM = BertConfig(vocab_size=30522, hidden_size=384, layers=6, heads=12, feedf
 
 
 def pretraining_step(model: Bert, ids: Tensor, saving: bool) -> Tensor:
-    """Words and sentences, forward."""
+    """Run the forward pass of masked words and next sentences."""
     words = torch.arange(1, ids.numel(), 7)  # about 15 %
     words = words[words % ids.shape[1] != 0]
     needed = torch.cat([first_positions(ids), words]) if saving else None
@@ -35,37 +37,37 @@ def pretraining_step(model: Bert, ids: Tensor, saving: bool) -> Tensor:
 
 
 def classifying_step(model: Bert, ids: Tensor, saving: bool) -> Tensor:
-    """A label for each text, forward."""
+    """Run the forward pass of a text classifier."""
     last = model(ids, torch.zeros_like(ids), None, first_positions(ids) if saving else None).last
-    said = task_logits(model, "sequence", last, [1] * len(ids))
-    return task_loss(said, torch.zeros(len(ids), dtype=torch.long), len(ids))
+    logits = task_logits(model, "sequence", last, [1] * len(ids))
+    return task_loss(logits, torch.zeros(len(ids), dtype=torch.long), len(ids))
 
 
-def best_of(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The shortest time of each, taken in turns."""
-    best = dict.fromkeys(ways, float("inf"))
+def best_of(variants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return the shortest time of each variant, measured in turns."""
+    best = dict.fromkeys(variants, float("inf"))
     for _ in range(rounds):
-        for name, way in ways.items():
+        for name, variant in variants.items():
             start = time.perf_counter()
-            way()
+            variant()
             best[name] = min(best[name], time.perf_counter() - start)
     return best
 
 
-def measure_states(asked: argparse.Namespace) -> None:
-    """Steps of two kinds for each preset."""
-    for name in asked.presets:
+def measure_states(arguments: argparse.Namespace) -> None:
+    """Print the times of both training objectives for each preset."""
+    for name in arguments.presets:
         for what, heads, step in (
             ("masked words, sentences", ("mlm", "nsp"), pretraining_step),
-            ("one label a text", ("sequence",), classifying_step),
+            ("one label per text", ("sequence",), classifying_step),
         ):
             model = Bert.fresh(preset(name), heads).train()  # type: ignore[arg-type]
-            ids = torch.randint(1, model.config.vocab_size, (asked.batch, asked.length))
-            ways = {kind: _stepping(step, model, ids, kind == "read") for kind in ("all", "read")}
-            best = best_of(ways, asked.rounds)
+            ids = torch.randint(1, model.config.vocab_size, (arguments.batch, arguments.length))
+            variants = {kind: _stepping(step, model, ids, kind == "read") for kind in ("all", "read")}
+            best = best_of(variants, arguments.rounds)
             ratio = best["all"] / best["read"]
             print(
-                f"{name:<6} {what:<24} all {best['all']:.3f} s, those read {best['read']:.3f} s, {ratio:.2f} x",
+                f"{name:<6} {what:<24} all {best['all']:.3f} s, needed {best['read']:.3f} s, {ratio:.2f} x",
                 flush=True,
             )
 
@@ -76,17 +78,17 @@ def _stepping(
     return lambda: step(model, ids, saving).backward()  # type: ignore[no-untyped-call]
 
 
-def measure_padding(asked: argparse.Namespace) -> None:
-    """Texts of 5 to 60 tokens, most of them short."""
+def measure_padding(arguments: argparse.Namespace) -> None:
+    """Print prediction times on texts of 5 to 60 tokens, most of them short."""
     source = np.random.default_rng(1)
     for precision in ("fp32", "int8"):
         bert = Bert.fresh(MINILM).eval()
         use_products(bert, precision, {})
-        for count in asked.texts:
+        for count in arguments.texts:
             lengths = np.sort(np.clip(source.gamma(3, 5, count).astype(int), 5, 60))
-            best = best_of(_predicting(bert, lengths), asked.rounds)
-            told = [f"{name} {1e3 * one:7.1f} ms ({one / best['packed']:.2f} x)" for name, one in best.items()]
-            print(f"{precision} {count:>4} texts: " + ", ".join(told), flush=True)
+            best = best_of(_predicting(bert, lengths), arguments.rounds)
+            times = [f"{name} {1e3 * one:7.1f} ms ({one / best['packed']:.2f} x)" for name, one in best.items()]
+            print(f"{precision} {count:>4} texts: " + ", ".join(times), flush=True)
 
 
 def _predicting(bert: Bert, lengths: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> dict[str, Callable[[], object]]:
@@ -112,8 +114,8 @@ def _predicting(bert: Bert, lengths: "np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def main() -> None:
-    """Measure one of the two."""
-    parser = argparse.ArgumentParser(description="What leaving out saves.")
+    """Parse the arguments and run one of the two benchmarks."""
+    parser = argparse.ArgumentParser(description="Measure the time saved by skipping unneeded work.")
     parser.add_argument("what", choices=["states", "padding"], nargs="?", default="states")
     parser.add_argument("--presets", nargs="+", default=["mini", "base"], choices=PRESETS)
     parser.add_argument("--length", type=int, default=128)
@@ -121,9 +123,9 @@ def main() -> None:
     parser.add_argument("--texts", type=int, nargs="+", default=[8, 16, 64, 400])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    (measure_states if asked.what == "states" else measure_padding)(asked)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    (measure_states if arguments.what == "states" else measure_padding)(arguments)
 
 
 if __name__ == "__main__":

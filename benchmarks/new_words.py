@@ -1,12 +1,13 @@
-"""What added words bring, and how their vectors should start: biomedical text and the MiniLM weights.
+"""Measure the benefit of added words and compare initial vectors for them, on biomedical text with MiniLM weights.
 
     python benchmarks/new_words.py [--data ../shared/data] [--words 2000] [--steps 300] [--seeds 3]
 
-First, the coverage of MiniLM's vocabulary before and after adding the best words of the text. Then MiniLM, which ships
-without a masked-word head, is trained further with a new one on the extended vocabulary, once with the new vectors at
-the mean of their pieces and once at random: the held-out masked-word loss along the way, over all blanks and over the
-blanks whose answer is an added word. Data order, masks and the new head are the same for both. Results are kept in
---out as they come, and a run that is there already is not repeated.
+The first table gives the coverage of MiniLM's vocabulary before and after adding the best candidate words of the text.
+Then MiniLM, which ships without a masked-word head, is trained further with a new head on the extended vocabulary.
+Vectors of added words start at the mean of their pieces or at random. Data order, masks and the initial head are the
+same for both. The second table gives the held-out masked-word loss during training, over all masked tokens and over
+those whose answer is an added word. Results are stored in --out as they are measured, and finished runs are not
+repeated.
 """
 
 import argparse
@@ -33,8 +34,8 @@ from cloze.text.oov.coverage import Coverage, measure_coverage
 from cloze.train.optimization import Schedule, make_optimizer, set_rate
 from cloze.train.pretraining.held_out import SEED
 from cloze.train.pretraining.objective import PretrainingObjective
-from minilm import minilm  # beside this file
-from public_data import add_data, find_data  # beside this file
+from minilm import minilm  # in this folder
+from public_data import add_data, find_data  # in this folder
 
 LENGTH, BATCH, RATE = 64, 16, 2e-4
 HEADS: tuple[HeadName, ...] = ("mlm", "nsp")
@@ -43,7 +44,9 @@ STARTS: tuple[WordStart, ...] = ("pieces", "random")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What added words bring, and how their vectors should start.")
+    parser = argparse.ArgumentParser(
+        description="Measure the benefit of added words and compare initial vectors for them."
+    )
     add_data(parser)
     parser.add_argument("--words", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=300)
@@ -76,7 +79,7 @@ def _choose_words(text: Path, count: int, out: Path) -> Path:
 def _print_coverage(text: Path, words: Path, out: Path) -> None:
     extend(minilm(), out / "pieces", words=words)
     extend(minilm(), out / "rungs", words=words, characters=True, look_alikes=True)
-    print(f"{'vocabulary':<36}{'pieces a word':>14}{'whole words':>13}{'[UNK] words':>13}")
+    print(f"{'vocabulary':<36}{'pieces per word':>14}{'whole words':>13}{'[UNK] words':>13}")
     for name, folder in (
         ("MiniLM's own", minilm()),
         ("with the words", out / "pieces"),
@@ -130,7 +133,7 @@ def _train(text: Path, words: Path, start: WordStart, seed: int, steps: int, out
 
 @torch.inference_mode()
 def _evaluate(model: Backbone, batches: list[PretrainingBatch], added: Tensor) -> tuple[float, float]:
-    """Mean loss over all blanks, and over those whose answer is an added word."""
+    """Return the mean loss over all masked tokens, and over those whose answer is an added word."""
     model.eval()
     losses, is_added = [], []
     for batch in batches:
@@ -150,7 +153,7 @@ def _print_losses(out: Path, seeds: int) -> None:
         start: [json.loads((out / f"{start}-{seed}.json").read_text(encoding="utf-8")) for seed in range(seeds)]
         for start in STARTS
     }
-    print(f"\nheld-out masked-word loss, mean and spread of {seeds} seeds")
+    print(f"\nheld-out masked-word loss, mean and standard deviation over {seeds} seeds")
     print(f"{'step':>5}{'pieces':>16}{'random':>16}{'added: pieces':>18}{'added: random':>18}")
     for step in records["pieces"][0]:
         cells = [_cell([record[step][part] for record in records[start]]) for part in (0, 1) for start in STARTS]

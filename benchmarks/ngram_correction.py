@@ -1,7 +1,7 @@
-"""Correction by counting: look-alikes and near words, weighed by a Kneser-Ney model of both sides.
+"""Correction by n-gram counts: similar words, scored by a Kneser-Ney model of both contexts.
 
-It proposes what cloze proposes and decides as cloze decides; only the probabilities are those of n-grams. Given rows of
-texts with mistakes and the same without, it counts as well what people write for what.
+It proposes the same candidates as cloze and decides in the same way; only the probabilities come from n-grams. Given
+pairs of misspelled and correct texts, it also estimates how often one character is written for another.
 """
 
 from collections import Counter
@@ -16,16 +16,16 @@ from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.text_edits import Similar, cased_like
 from cloze.text import Tokenizer
 from cloze.text.encoding import Word
-from kneser_ney import Floats, Ints, KneserNey  # beside this file
+from kneser_ney import Floats, Ints, KneserNey  # in this folder
 
-# Words that the vocabulary has in pieces are one kind; the probability of the kind is shared by so many of them.
+# Words that are split into pieces share one entry; its probability is divided among this many words.
 _UNKNOWN_WORDS = 100_000
-# What is known of a character before any row of it was seen counts as much as so many of its occurrences.
+# Weight of the prior on misspelling a character, in occurrences of that character.
 _BEFOREHAND = 100
 
 
 class Mistaken:
-    """How often characters were written for others, in rows of equal length."""
+    """Counts of characters written for others, from rows of equal length."""
 
     def __init__(self, rows: Corrections, mistakes: float) -> None:
         self._mistakes = mistakes
@@ -35,20 +35,20 @@ class Mistaken:
         self._written = Counter({pair: count for pair, count in written.items() if pair[0] != pair[1]})
 
     def pairs(self) -> dict[str, list[str]]:
-        """What was written, with all that was meant by it."""
+        """Return the written characters, each with the intended ones."""
         found: dict[str, list[str]] = {}
         for own, right in self._written:
             found.setdefault(own, []).append(right)
         return found
 
     def cost(self, own: str, right: str) -> float:
-        """The logarithm of how likely one is written for the other."""
+        """Return the log probability that one character is written for the other."""
         count = self._written[own, right] + self._mistakes * _BEFOREHAND
         return float(np.log(count / (self._meant[right] + _BEFOREHAND)))
 
 
 class NgramCorrector:
-    """Corrects texts with the counts of others."""
+    """A corrector that scores candidates with n-gram counts."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class NgramCorrector:
         self._counts = KneserNey(np.fromiter(stream, np.int64), tokenizer.size, order)
 
     def scored(self, text: str) -> Iterator[tuple[Word, str, float]]:
-        """Each word that has a better reading, that reading, and how sure it is, whatever the threshold."""
+        """Yield each word with its best replacement and its confidence, regardless of the threshold."""
         words = self._words(text)
         ids = np.array(self._ids(words))
         for place, word in enumerate(words):
@@ -92,7 +92,7 @@ class NgramCorrector:
         return [word.ids[0] if len(word.ids) == 1 else self._tokenizer.unknown_id for word in words]
 
     def _logs(self, ids: Ints, place: int) -> Floats:
-        """How likely each token is here, by those before it and those that follow it: (V,), up to a constant."""
+        """Return the log probability of each token at a position given both contexts: (V,), up to a constant."""
         reach = self._order - 1
         before = ids[max(0, place - reach) : place]
         logs = np.log(self._counts.after(before))

@@ -1,17 +1,16 @@
-"""Preparing text: speed a core beside the original's way, and whether memory grows with the text.
+"""Measure text preparation: speed per core compared with the original's method, and memory by text size.
 
     python benchmarks/prepare.py [--part speed|memory|verify] [--megabytes 10] [--sizes 10 100 1000] [--data ...]
 
-speed   the same work twice, each in one process on one core: text of a sentence a line, to examples of 128 tokens made
-        once. Ours is ``cloze prepare --lines sentences`` with one worker, which finds words on top of that, and then
-        one epoch of batches; the original's is ``reference_examples.py``. Seconds are those of the processor, so that
-        a busy machine changes little.
-memory  ``cloze prepare`` with a worker a core on texts of different size: the largest resident set of the leading
-        process, and of all processes together. (A text of one shard, as of 10 MB, is prepared by one process.)
-verify  how fast a finished corpus is compared with its manifest.
+speed   CPU seconds on one core, from text with one sentence per line to examples of 128 tokens. cloze runs
+        ``cloze prepare --lines sentences`` with one worker, which also finds word boundaries, and then one epoch of
+        batches; the original's method is ``reference_examples.py``.
+memory  ``cloze prepare`` with one worker per core on texts of several sizes: peak resident memory of the main process
+        ("leader") and of all processes. A text of one shard (about 10 MB) is prepared by one process.
+verify  Speed of comparing a finished corpus with its manifest.
 
-The text is that of the English books, again from the beginning when it is used up, with the lines of each round turned
-round so that no two documents are the same.
+The text consists of the English books, repeated as often as necessary. In each repetition the words of every line are
+rotated by one, so that no two documents are equal.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from public_data import add_data, find_data  # beside this file
+from public_data import add_data, find_data  # in this folder
 
 ROOT = Path(__file__).parents[1]
 BOOKS = "corpus_en/books_en.txt.xz"
@@ -64,7 +63,7 @@ print(json.dumps({"seconds": time.process_time() - begun, "tokens": tokens}))
 
 
 def make_text(data: Path, path: Path, megabytes: int) -> None:
-    """Write so many megabytes of the books; round after round, lines are turned by one word more."""
+    """Write this many megabytes of the books; rotate the words of each line by one more in every repetition."""
     written = 0
     with path.open("w", encoding="utf-8") as file:
         for line in _endless(data):
@@ -92,7 +91,7 @@ def make_vocabulary(data: Path, folder: Path) -> None:
 
 
 def split_lines(path: Path, out: Path) -> None:
-    """Put every sentence on a line of its own, as the original wants it."""
+    """Write one sentence per line, as the original requires."""
     from cloze.text import split_sentences
 
     with path.open(encoding="utf-8") as file, out.open("w", encoding="utf-8") as written:
@@ -118,16 +117,16 @@ def measure_speed(data: Path, scratch: Path, megabytes: int) -> None:
         "cloze prepare": (ours["prepare"], ""),
         "cloze, one epoch of examples": (ours["examples"], f"{ours['tokens']:,}"),
         "cloze, both": (total, ""),
-        "the original's way": (theirs["seconds"], f"{theirs['tokens']:,}"),
+        "the original's method": (theirs["seconds"], f"{theirs['tokens']:,}"),
     }
     print(f"{size:.1f} MB of sentences on one core        s     MB/s  tokens in examples")
     for name, (seconds, tokens) in rows.items():
         print(f"{name:32} {seconds:7.1f}  {size / seconds:7.2f}  {tokens}")
-    print(f"ratio: {theirs['seconds'] / total:.1f} times as fast")
+    print(f"ratio: cloze is {theirs['seconds'] / total:.1f} times as fast")
 
 
 def resident(process: int) -> int:
-    """Bytes of a process that are in memory."""
+    """Return the resident memory of a process in bytes."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
@@ -185,23 +184,23 @@ def measure_verifying(data: Path, scratch: Path, megabytes: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure preparing text.")
-    parser.add_argument("--part", choices=["speed", "memory", "verify"], help="one of them alone")
+    parser = argparse.ArgumentParser(description="Measure text preparation.")
+    parser.add_argument("--part", choices=["speed", "memory", "verify"], help="run only this part")
     add_data(parser)
     parser.add_argument("--megabytes", type=int, default=10)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000])
-    asked = parser.parse_args()
-    asked.data = find_data(asked.data, BOOKS, PIECES)
+    arguments = parser.parse_args()
+    arguments.data = find_data(arguments.data, BOOKS, PIECES)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         (scratch / "vocab").mkdir()
-        make_vocabulary(asked.data, scratch / "vocab")
-        if asked.part in (None, "speed"):
-            measure_speed(asked.data, scratch, asked.megabytes)
-        if asked.part in (None, "memory"):
-            measure_memory(asked.data, scratch, asked.sizes)
-        if asked.part in (None, "verify"):
-            measure_verifying(asked.data, scratch, asked.megabytes)
+        make_vocabulary(arguments.data, scratch / "vocab")
+        if arguments.part in (None, "speed"):
+            measure_speed(arguments.data, scratch, arguments.megabytes)
+        if arguments.part in (None, "memory"):
+            measure_memory(arguments.data, scratch, arguments.sizes)
+        if arguments.part in (None, "verify"):
+            measure_verifying(arguments.data, scratch, arguments.megabytes)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Pre-training steps side by side: cloze and transformers' BertForPreTraining, on the same batches from one start.
+"""Compare pre-training steps of cloze and transformers' BertForPreTraining on the same batches.
 
     python benchmarks/pretraining.py [--presets mini base] [--steps 60] [--threads 2]
 
-Both start from the same weights, see the same masked batches of real text in the same order, with the paper's
-dropout, AdamW (fused), clipping and learning rates, in the same precision (bf16 where the hardware multiplies it,
-fp32 elsewhere), each in a process of its own; steps alternate. Printed: tokens a second of the best and the median
-step, the ratio, the share of the machine's matrix-product peak, what making the batches takes of a step, and the two
-loss curves.
+Both start from the same weights and train on the same masked batches of real text, with the paper's dropout, AdamW
+(fused), gradient clipping and learning rates, in the same precision (bf16 where the hardware supports it, else fp32).
+Each runs in a separate process, and steps alternate. Printed: tokens per second of the best and the median step, the
+ratio, the share of the machine's matrix-product peak, the share of a step spent on creating batches, and the two loss
+curves.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from cloze.text import Tokenizer
 from cloze.train.memory import keep_freed_memory
 from cloze.train.optimization import Precision, make_optimizer, measure_peak
 from cloze.train.pretraining.objective import PretrainingObjective
-from public_data import add_data, find_data  # beside this file
+from public_data import add_data, find_data  # in this folder
 
 SHAPES = {"tiny": (32, 128), "mini": (32, 128), "small": (16, 128), "medium": (16, 128), "base": (8, 128)}
 RATE = 1e-4
@@ -42,11 +42,11 @@ CPU = torch.device("cpu")
 
 
 def main() -> None:
-    """Measure each preset in turn."""
-    parser = argparse.ArgumentParser(description="Pre-training steps of cloze and transformers, interleaved.")
+    """Parse the arguments and measure each preset."""
+    parser = argparse.ArgumentParser(description="Compare pre-training steps of cloze and transformers.")
     add_data(parser)
     parser.add_argument("--presets", nargs="+", default=["mini", "base"], choices=SHAPES)
-    parser.add_argument("--steps", type=int, help="60 for mini, 12 for base if left out")
+    parser.add_argument("--steps", type=int, help="steps per preset (default: 60 for mini, 12 for base)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     arguments.data = find_data(arguments.data, "corpus_en/textbooks_ccby.txt.xz", "vocab")
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _corpus(data: Path, folder: Path) -> Path:
-    """Textbooks, with the published English vocabulary."""
+    """Prepare textbooks with the published English vocabulary."""
     published = next((data / "vocab").glob("*uncased*"))
     pieces = (published if published.is_file() else published / "vocab.txt").read_text(encoding="utf-8").splitlines()
     Tokenizer.from_vocabulary(pieces, lowercase=True).save(folder / "vocabulary")
@@ -76,7 +76,7 @@ def _compare(name: str, corpus: Path, steps: int, folder: Path, threads: int) ->
     times: dict[str, list[float]] = {"ours": [], "theirs": [], "batch": []}
     losses: dict[str, list[float]] = {"ours": [], "theirs": []}
     with ExitStack() as stack:
-        # A process each: the allocator is one of the things in which they differ.
+        # Separate processes, because the memory allocator is one of the differences.
         workers = {who: stack.enter_context(_Worker(who, folder / name, corpus, name, threads)) for who in losses}
         for step in range(steps + 1):
             for who in ("ours", "theirs") if step % 2 else ("theirs", "ours"):
@@ -105,7 +105,7 @@ def _batches(corpus: Path, name: str) -> PretrainingBatches:
 
 
 class _Worker:
-    """A process that makes one step whenever it is told to."""
+    """A process that runs one training step per message."""
 
     def __init__(self, who: str, folder: Path, corpus: Path, name: str, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -114,11 +114,11 @@ class _Worker:
 
     def __enter__(self) -> "_Worker":
         self._process.start()
-        self._theirs.close()  # or nobody would notice that the process has died
+        self._theirs.close()  # closed here so that a dead worker is noticed instead of waited for
         return self
 
     def do(self, step: int) -> tuple[float, float, float]:
-        """Seconds and loss of a step, and seconds of making its batch."""
+        """Return the seconds and the loss of a step, and the seconds spent on its batch."""
         self._connection.send(step)
         answer: tuple[float, float, float] = self._connection.recv()
         return answer
@@ -204,7 +204,7 @@ def _print(
         print(f"  {who:<7} {usual:7,.0f} tokens/s (median), {best:7,.0f} (best), {best * work / peak:.0%} of the peak")
     ratio = median(their / our for our, their in zip(times["ours"], times["theirs"], strict=True))
     print(f"  ratio   {ratio:.2f} (median of pairs), {min(times['theirs']) / min(times['ours']):.2f} (best)")
-    print(f"  making a batch takes {median(times['batch']) / median(times['ours']):.2%} of our step")
+    print(f"  creating a batch takes {median(times['batch']) / median(times['ours']):.2%} of our step")
     count = len(losses["ours"])
     for part in range(4):
         some = slice(part * count // 4, (part + 1) * count // 4)

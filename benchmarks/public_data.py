@@ -1,8 +1,8 @@
-"""The data of the benchmarks: what to download, where from, and a small form that is made of bundled text.
+"""The data of the benchmarks: download sources, and a small stand-in built from bundled text.
 
-``--data FOLDER`` names the folder with the published sets, each below the name that ``SOURCES`` has. ``--data small``
-uses the small form instead: the same files with a few hundred rows, made of the public-domain books and open articles
-of ``cloze demo``. It shows that a benchmark runs and how; its figures say nothing about the published sets.
+``--data FOLDER`` names the folder with the published data sets, under the names in ``SOURCES``. ``--data small`` uses
+small stand-ins instead: the same files with a few hundred rows, built from the public-domain books and open articles of
+``cloze demo``. They show that a benchmark runs; the results say nothing about the published data.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SMALL = "small"
 DEMO = Path(cloze.__file__).parent / "demo" / "data"
 ROWS = {"train": 300, "dev": 100}
 
-# Where to get each set, and how its files are to lie below the folder.
+# Download source and expected file layout of each data set.
 SOURCES = {
     "glue": "GLUE from https://gluebenchmark.com/tasks, unpacked as glue/SST-2/train.tsv and so on",
     "squad": "SQuAD from https://rajpurkar.github.io/SQuAD-explorer, the split of https://github.com/xinyadu/nqg and "
@@ -48,7 +48,7 @@ SOURCES = {
     "arc": "ARC from https://allenai.org/data/arc, as arc/arc_challenge_dev.csv and so on",
 }
 _WORDS = re.compile(r"\w+")
-# Neutral sentences of our own, for the places where a benchmark reads Chinese.
+# Neutral sentences written for this project, for benchmarks that need Chinese text.
 _WHO, _WHEN, _WHAT = (
     ("我们", "老师", "学生", "朋友", "邻居", "医生", "孩子", "工人"),
     ("今天", "昨天", "明天", "早上", "晚上", "夏天", "冬天", "周末"),
@@ -71,18 +71,18 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         "--data",
         default=str(DEFAULT),
         metavar="FOLDER",
-        help="folder with the published data sets; 'small' for a small form that is made of bundled text",
+        help="folder with the published data sets; 'small' for a small stand-in built from bundled text",
     )
 
 
-def find_data(given: str | Path, *needed: str) -> Path:
-    """Return the folder with the data; end with one line that says what to download if a file or folder is missing.
+def find_data(data: str | Path, *needed: str) -> Path:
+    """Return the data folder; exit with a message that names the download if a file or folder is missing.
 
     Args:
-        given: What ``--data`` was given.
-        *needed: Paths below the folder; of a file, the packed form (.xz) will do.
+        data: The value of ``--data``.
+        *needed: Paths below the folder; a compressed file (.xz) is accepted instead of a plain one.
     """
-    folder = make_small(Path(tempfile.mkdtemp(prefix="cloze-small-"))) if str(given) == SMALL else Path(given)
+    folder = make_small(Path(tempfile.mkdtemp(prefix="cloze-small-"))) if str(data) == SMALL else Path(data)
     for name in needed:
         if not (folder / name).exists() and not (folder / f"{name}.xz").exists():
             source = SOURCES[Path(name).parts[0]]
@@ -90,13 +90,13 @@ def find_data(given: str | Path, *needed: str) -> Path:
     return folder
 
 
-def is_published(given: str | Path) -> bool:
-    """Return whether this is the folder that the scores kept beside the scripts were measured on."""
-    return str(given) != SMALL and Path(given).resolve() == DEFAULT.resolve()
+def is_published(data: str | Path) -> bool:
+    """Return whether this is the folder on which the scores stored beside the scripts were measured."""
+    return str(data) != SMALL and Path(data).resolve() == DEFAULT.resolve()
 
 
 def make_small(folder: Path) -> Path:
-    """Write the small form of every set into a folder, and return it."""
+    """Write the small stand-in of every data set into a folder, and return it."""
     draw = random.Random(0)
     _write_corpora(folder)
     _write_glue(folder / "glue", draw)
@@ -138,7 +138,7 @@ def _write_corpora(folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(contents)
     documents = [text for text in lzma.decompress(books).decode().split("\n\n") if text.strip()]
-    # One "book" for every four documents, so that every 25th can be held out.
+    # One "book" per four documents, so that every 25th can be held out.
     sizes = [len(documents[start : start + 4]) for start in range(0, len(documents), 4)]
     index = [f"book {number}\tA docs={size} bytes=0" for number, size in enumerate(sizes)]
     _write(folder / "corpus_en/books_en.index.tsv", index)
@@ -151,7 +151,7 @@ def _write_corpora(folder: Path) -> None:
 
 
 def _pairs(split: str, draw: random.Random) -> Iterator[tuple[str, str, float]]:
-    """Yield pairs of sentences and the share of the first one's words that the second has."""
+    """Yield sentence pairs with the share of the first sentence's words that occur in the second."""
     texts = [text[:200] for text, _ in _demo_rows("order", split)]
     for text in texts:
         words = text.split()
@@ -186,7 +186,7 @@ def _write_glue(folder: Path, draw: random.Random) -> None:
 
 
 def _write_squad(folder: Path, draw: random.Random) -> None:
-    """Write questions about the word that follows two others, and for version 2 as many that have no answer."""
+    """Write questions about the word that follows two others; for version 2, as many without an answer."""
     texts = [text for text, _ in _demo_rows("authors", "train")]
     for name, has_unanswerable in {
         "du-split-test-v1.1.json.xz": False,
@@ -204,10 +204,10 @@ def _write_squad(folder: Path, draw: random.Random) -> None:
 def _paragraph(text: str, key: str, draw: random.Random, has_unanswerable: bool) -> dict[str, object]:
     words = list(_WORDS.finditer(text))
     place = draw.randrange(len(words) - 2)
-    asked, answer = text[words[place].start() : words[place + 1].end()], words[place + 2]
+    phrase, answer = text[words[place].start() : words[place + 1].end()], words[place + 2]
     question = {
         "id": f"{key}-0",
-        "question": f"Which word follows {asked!r}?",
+        "question": f"Which word follows {phrase!r}?",
         "answers": [{"text": answer.group(), "answer_start": answer.start()}],
     }
     if not has_unanswerable:
@@ -253,7 +253,7 @@ def _write_others(folder: Path, draw: random.Random) -> None:
             _write(folder / f"scibert_tasks/text_classification/{task}/{split}.txt", rows)
         lines, others = ["-DOCSTART- -X- O O", ""], list[str]()
         for text, _ in authors:
-            # Capitalized words within a sentence stand for names.
+            # Capitalized words inside a sentence stand in for names.
             words = _WORDS.findall(text)[:30]
             tags = ["I-PER" if word.istitle() and place else "O" for place, word in enumerate(words)]
             lines += [*(f"{word} X X {tag}" for word, tag in zip(words, tags, strict=True)), ""]

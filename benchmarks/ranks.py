@@ -1,10 +1,10 @@
-"""Two processes with one thread each beside one process with two threads: tokens a second, DDP and FSDP2.
+"""Compare training with two processes of one thread each (DDP and FSDP2) to one process with two threads.
 
     python benchmarks/ranks.py [--preset mini] [--steps 40] [--rounds 3] [--precision fp32]
 
-The same training of the bundled books each time, in turns. Speeds are those that the runs write down themselves, the
-first ten steps left out. Losses should agree: the last one is printed, and how far any of a curve is from one
-process's, as a share of it.
+Every variant runs the same training on the bundled books, in turns. Tokens per second come from the runs' own metrics,
+without the first ten steps. The last column checks that the losses agree: the final loss, and the largest relative
+deviation of the loss curve from that of one process.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from cloze.corpus.settings import VocabularySettings
 from cloze.demo.flow import DATA
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "cloze")
-WAYS = {
+VARIANTS = {
     "one process, two threads": (("-m", "cloze"), ("--threads", "2")),
     "two processes, ddp": (TORCHRUN, ("--threads", "1")),
     "two processes, fsdp": (TORCHRUN, ("--threads", "1", "--parallel", "fsdp")),
@@ -29,44 +29,46 @@ WAYS = {
 
 
 def train(
-    way: str, data: Path, out: Path, preset: str, steps: int, precision: str = "auto"
+    variant: str, data: Path, out: Path, preset: str, steps: int, precision: str = "auto"
 ) -> tuple[float, list[float]]:
-    """Tokens a second and the losses of one run."""
-    launcher, flags = WAYS[way]
+    """Train once; return tokens per second and the losses."""
+    launcher, flags = VARIANTS[variant]
     words = ["pretrain", str(data), "--out", str(out), "--preset", preset, "--steps", str(steps), "--dropout", "0"]
     words += ["--precision", precision]
     subprocess.run([sys.executable, *launcher, *words, *flags], check=True, capture_output=True)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    told = [row for row in rows if "tokens_per_second" in row]
-    return mean(row["tokens_per_second"] for row in told[1:]), [row["loss"] for row in told]
+    measured = [row for row in rows if "tokens_per_second" in row]
+    return mean(row["tokens_per_second"] for row in measured[1:]), [row["loss"] for row in measured]
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description="Two processes beside one.")
+    """Parse the arguments and print the table."""
+    parser = argparse.ArgumentParser(description="Compare training with two processes to one.")
     parser.add_argument("--preset", default="mini")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="auto")
     arguments = parser.parse_args()
-    speeds: dict[str, list[float]] = {way: [] for way in WAYS}
+    speeds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     losses: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         vocabulary = train_vocabulary([DATA / "books.txt.xz"], folder / "v", settings=VocabularySettings(size=6000))
         data = prepare([DATA / "books.txt.xz"], vocabulary, folder / "data")
         for number in range(arguments.rounds):
-            for way in WAYS:
-                out = folder / f"{way}-{number}"
-                speed, losses[way] = train(way, data, out, arguments.preset, arguments.steps, arguments.precision)
-                speeds[way].append(speed)
+            for variant in VARIANTS:
+                out = folder / f"{variant}-{number}"
+                speed, losses[variant] = train(
+                    variant, data, out, arguments.preset, arguments.steps, arguments.precision
+                )
+                speeds[variant].append(speed)
     alone = "one process, two threads"
-    for way, values in speeds.items():
+    for variant, values in speeds.items():
         ratio = median(value / one for value, one in zip(values, speeds[alone], strict=True))
-        apart = max(abs(loss / one - 1) for loss, one in zip(losses[way], losses[alone], strict=True))
+        apart = max(abs(loss / one - 1) for loss, one in zip(losses[variant], losses[alone], strict=True))
         print(
-            f"{way:<26} {median(values):7,.0f} tokens/s  {ratio:.2f} of one process  "
-            f"last loss {losses[way][-1]:.6f}, all within {apart:.1e}"
+            f"{variant:<26} {median(values):7,.0f} tokens/s  {ratio:.2f} of one process  "
+            f"last loss {losses[variant][-1]:.6f}, largest deviation {apart:.1e}"
         )
 
 

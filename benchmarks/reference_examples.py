@@ -1,8 +1,8 @@
-"""The original's preparation, written plainly from its published description: what ``prepare.py`` is compared with.
+"""A plain implementation of the original BERT data preparation, the reference for ``prepare.py``.
 
-One sentence a line, a blank line between documents; each character is classified, each word spelled with the longest
-piece that fits, pairs of segments gathered and tokens hidden, one after the other, on one core. Examples are made
-once (a ``dupe_factor`` of 1), turned into ids, and counted instead of written.
+Written from its published description. Input: one sentence per line, a blank line between documents. Stages: basic
+tokenization, longest-match WordPiece, segment pairs, masking, one after the other on one core. Examples are created
+once (``dupe_factor`` 1), converted to ids, and counted instead of written.
 """
 
 import random
@@ -15,7 +15,7 @@ MOST_HIDDEN, RATE, SHORT = 20, 0.15, 0.1
 
 
 class Instance(NamedTuple):
-    """One example, as the original's."""
+    """One example, with the fields of the original."""
 
     tokens: list[str]
     segments: list[int]
@@ -51,7 +51,7 @@ def is_ideograph(code: int) -> bool:
 
 
 def basic_tokens(text: str) -> list[str]:
-    """Clean, set ideographs apart, lower, strip accents, split at punctuation."""
+    """Clean, separate ideographs, lower-case, strip accents and split at punctuation."""
     cleaned: list[str] = []
     for character in text:
         if ord(character) in (0, 0xFFFD) or is_control(character):
@@ -80,7 +80,7 @@ def basic_tokens(text: str) -> list[str]:
 
 
 def word_pieces(word: str, vocabulary: dict[str, int]) -> list[str]:
-    """The longest piece that fits, from the left."""
+    """Split a word into the longest matching pieces, from the left."""
     if len(word) > 200:
         return ["[UNK]"]
     pieces: list[str] = []
@@ -118,7 +118,7 @@ def read_documents(path: Path, vocabulary: dict[str, int]) -> list[list[list[str
 def instances_of(
     documents: list[list[list[str]]], index: int, length: int, words: list[str], draw: random.Random
 ) -> Iterator[Instance]:
-    """The examples of one document."""
+    """Return the examples of one document."""
     document, room = documents[index], length - 3
     target = draw.randint(2, room) if draw.random() < SHORT else room
     chunk: list[list[str]] = []
@@ -172,7 +172,7 @@ def mask(tokens: list[str], words: list[str], draw: random.Random) -> tuple[list
 
 
 def make_examples(path: Path, vocabulary: list[str], length: int = 128) -> int:
-    """Make every example of a file once, and return how many tokens they have."""
+    """Create every example of a file once, and return the total number of tokens."""
     ids = {piece: number for number, piece in enumerate(vocabulary)}
     documents = read_documents(path, ids)
     draw = random.Random(12345)
@@ -180,7 +180,7 @@ def make_examples(path: Path, vocabulary: list[str], length: int = 128) -> int:
     count = 0
     for index in range(len(documents)):
         for instance in instances_of(documents, index, length, vocabulary, draw):
-            # Padded, as they were written.
+            # Padded, as in the files of the original.
             numbers = [ids[token] for token in instance.tokens]
             numbers += [0] * (length - len(numbers))
             labels = [ids[token] for token in instance.labels]

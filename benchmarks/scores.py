@@ -1,17 +1,17 @@
-"""Dev scores of MiniLM on published tasks, by the ways there are to tune it, over seeds, and beside the Trainer.
+"""Compare fine-tuning methods by MiniLM's dev scores on published tasks, over seeds and against the Trainer.
 
     python benchmarks/scores.py [--tasks mrpc sts-b sst-2] [--ways cloze Trainer] [--seeds 3]
 
-cloze      all of the model: 3 epochs, batch 32, rate 5e-5, linear warm-up over a tenth
-Trainer    transformers' own, with the same start, rows and settings
-adapters   Houlsby's: the model frozen, two small networks a layer
-last, last4, mix   frozen states, of the last layer, of the last four side by side, or mixed by learned weights, read by
-           an LSTM of two layers, as in table 7 of the paper
+cloze      full fine-tuning: 3 epochs, batch size 32, learning rate 5e-5, linear warm-up over a tenth of the steps
+Trainer    transformers' Trainer with the same start, rows and settings
+adapters   Houlsby adapters: the model is frozen, two small networks per layer are trained
+last, last4, mix   frozen states (of the last layer, of the last four concatenated, or mixed by learned weights) with an
+           LSTM of two layers, as in table 7 of the BERT paper
 
-Each seed has its own order, head and dropout. Of SST-2 the first 10,000 rows are trained on, of CoNLL the first 5,000
-sentences. Every score is kept in a file beside this script as soon as it is there, and the same command goes on with
-what is missing. Printed are mean and deviation over the seeds, the 95 % interval of the mean by Student's t, and
-every score.
+Each seed has its own order, head and dropout. SST-2 uses the first 10,000 training rows, CoNLL the first 5,000
+sentences. Every score is stored in a file next to this script as soon as it is measured, and re-running the same
+command measures what is missing. Printed: mean and standard deviation over the seeds, the 95 % interval of the mean by
+Student's t, and every score.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from first_rows import first_rows, first_sentences  # beside this file
-from kept_scores import KeptScores
+from first_rows import first_rows, first_sentences  # in this folder
+from kept_scores import ScoreCache
 from minilm import minilm
-from public_data import add_data, find_data, is_published  # beside this file
+from public_data import add_data, find_data, is_published  # in this folder
 from trainer_peer import BATCH, EPOCHS, LENGTH, RATE, trainer_score
 
 ROOT = Path(__file__).parents[1]
-KEPT = KeptScores(Path(__file__).with_suffix(".json"))
+CACHE = ScoreCache(Path(__file__).with_suffix(".json"))
 FOLDERS = {
     "mrpc": "glue/MRPC",
     "sts-b": "glue/STS-B",
@@ -56,67 +56,69 @@ CHANGES: dict[str, dict[str, Any]] = {
     "last4": {"frozen": "last4", **LSTM},
     "mix": {"frozen": "mix", **LSTM},
 }
-WAYS = [*CHANGES, "Trainer"]
+METHODS = [*CHANGES, "Trainer"]
 
 
 def source_of(task: str, data: Path, out: Path) -> Source:
-    """A task's rows; of SST-2 and CoNLL, the first of them."""
+    """Return a task's rows; only the first ones of SST-2 and CoNLL."""
     folder = data / FOLDERS[task]
     if task == "sst-2":
         folder = first_rows(folder, out / "SST-2")
     if task == "conll":
         folder = first_sentences(folder, out / "CoNLL")
-    if task == "arc":  # these files are ARC-Easy's training and dev questions, whatever they are called
+    if task == "arc":  # these files hold ARC-Easy's training and dev questions, despite their names
         return Source(task, folder / "arc_easy_dev.csv", dev=folder / "arc_easy_test.csv")
     return Source(task, folder)
 
 
-def tune(source: Source, way: str, seed: int, out: Path) -> Path:
-    """The run of one way and seed, which is gone on with, or found finished."""
-    place = out / f"{source.task}-{way}-{seed}"
-    return run_finetuning(source, minilm(), place, settings=FinetuneSettings(**(WHOLE | CHANGES[way]), seed=seed))
+def tune(source: Source, method: str, seed: int, out: Path) -> Path:
+    """Train one method with one seed, resume the run, or return it if it is finished."""
+    place = out / f"{source.task}-{method}-{seed}"
+    return run_finetuning(source, minilm(), place, settings=FinetuneSettings(**(WHOLE | CHANGES[method]), seed=seed))
 
 
-def score(source: Source, way: str, seed: int, out: Path) -> float:
-    """Tune and score on the dev rows."""
-    if way == "Trainer":
-        return trainer_score(read_task(source), seed, out / f"{source.task}-{way}-{seed}")
-    return float(Run(tune(source, way, seed, out)).results()[read_task(source).metrics[0]])
+def score(source: Source, method: str, seed: int, out: Path) -> float:
+    """Fine-tune and return the score on the dev rows."""
+    if method == "Trainer":
+        return trainer_score(read_task(source), seed, out / f"{source.task}-{method}-{seed}")
+    return float(Run(tune(source, method, seed, out)).results()[read_task(source).metrics[0]])
 
 
 def interval(found: Sequence[float]) -> str:
-    """What holds the mean over all seeds with 95 % confidence, by Student's t; one seed says nothing of others."""
+    """Return the 95 % interval of the mean by Student's t; an empty string for one seed."""
     if len(found) < 2:
         return ""
     half = float(t.ppf(0.975, len(found) - 1)) * stdev(found) / sqrt(len(found))
     return f"{mean(found) - half:.2f} to {mean(found) + half:.2f}"
 
 
-def measure(task: str, source: Source, way: str, seeds: int, out: Path) -> None:
-    """What is missing of a task and a way, and their line of the table: mean, deviation, interval and every seed."""
-    found = [100 * KEPT.get(f"{task} {way} {seed}", partial(score, source, way, seed, out)) for seed in range(seeds)]
+def measure(task: str, source: Source, method: str, seeds: int, out: Path) -> None:
+    """Measure missing scores of a task and a method; print mean, deviation, interval and every seed."""
+    found = [
+        100 * CACHE.get(f"{task} {method} {seed}", partial(score, source, method, seed, out)) for seed in range(seeds)
+    ]
     spread = stdev(found) if len(found) > 1 else 0.0
-    told = " ".join(f"{value:.2f}" for value in found)
-    print(f"{task:<8} {way:<10} {mean(found):6.2f} ± {spread:.2f}   {interval(found):<16}   {told}", flush=True)
+    scores = " ".join(f"{value:.2f}" for value in found)
+    print(f"{task:<8} {method:<10} {mean(found):6.2f} ± {spread:.2f}   {interval(found):<16}   {scores}", flush=True)
 
 
 def main() -> None:
-    """Read the arguments."""
+    """Parse the arguments and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_data(parser)
     parser.add_argument("--tasks", nargs="+", default=["mrpc", "sts-b", "sst-2"], choices=FOLDERS)
-    parser.add_argument("--ways", nargs="+", default=["cloze", "Trainer"], choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=["cloze", "Trainer"], choices=METHODS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", type=Path, default=Path("runs/scores"), help="where unfinished trainings are")
-    asked = parser.parse_args()
-    if not is_published(asked.data):
-        KEPT.move(asked.out / "scores.json")
-    asked.data = find_data(asked.data, *(FOLDERS[task] for task in asked.tasks))
-    torch.set_num_threads(asked.threads)
-    for task in asked.tasks:
-        for way in asked.ways:
-            measure(task, source_of(task, asked.data, asked.out), way, asked.seeds, asked.out)
+    parser.add_argument("--out", type=Path, default=Path("runs/scores"), help="folder for the training runs")
+    arguments = parser.parse_args()
+    if not is_published(arguments.data):
+        CACHE.move(arguments.out / "scores.json")
+    arguments.data = find_data(arguments.data, *(FOLDERS[task] for task in arguments.tasks))
+    torch.set_num_threads(arguments.threads)
+    for task in arguments.tasks:
+        for method in arguments.ways:
+            measure(task, source_of(task, arguments.data, arguments.out), method, arguments.seeds, arguments.out)
 
 
 if __name__ == "__main__":

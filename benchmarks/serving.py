@@ -1,17 +1,17 @@
-"""The service on MiniLM beside infinity-emb: start, memory, speed at equal waiting, and what is beyond its capacity.
+"""Compare the service with infinity-emb on MiniLM: start-up, memory, throughput at equal latency, and overload.
 
     python benchmarks/serving.py [--infinity ENVIRONMENT/bin/infinity_emb] [--quick] [--threads 2] [--bound 0.1]
 
-infinity-emb pins other versions, and so has an environment of its own: python -m venv ENVIRONMENT, then
-ENVIRONMENT/bin/pip install "infinity-emb[all]". All serve the same weights (ours in float32, and in int8 from a copy
-that was quantized) with the same number of threads, to the same clients with the same texts, one a request. They run
-side by side, and are asked in turn, window after window, so that whatever else the machine does meets them all.
+infinity-emb pins other versions and so needs a separate environment: python -m venv ENVIRONMENT, then
+ENVIRONMENT/bin/pip install "infinity-emb[all]". All services use the same weights (cloze in float32, and in int8 from a
+quantized copy), the same number of threads, and the same clients and texts, one text per request. They run side by side
+and take turns, window by window, so that other load on the machine affects all of them.
 
-Compared is the highest load, in requests that are offered each second, at which all are answered and the 99th
-percentile of the waiting stays within one bound: four times what the slowest takes for a lone client's question,
-unless --bound says another. Then each is offered up to twenty times its own capacity, as requests that are due whether
-or not those before are answered, with several texts in each so that the clients can send so much; what was really sent
-is printed beside. The windows of --quick are too short for more than a first look.
+The main figure is the highest offered load (requests per second) at which every request is answered and the 99th
+percentile of the latency stays within a bound: four times the slowest service's latency for a single client, or --bound
+seconds. Then each service is offered up to twenty times its own capacity at a fixed rate, several texts per request so
+that the clients can generate enough load; the rate that was really sent is printed too. The windows of --quick are only
+long enough for a smoke test.
 """
 
 import argparse
@@ -32,27 +32,27 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from minilm import minilm  # beside this file
+from minilm import minilm  # in this folder
 
 ROOT = Path(__file__).parents[1]
 SENTENCES = ROOT / "src" / "cloze" / "demo" / "data" / "authors_dev.tsv"
 CLOZE = [sys.executable, "-m", "cloze"]
-NAME = "minilm"  # what all of them call the model
-# Clients that ask again as soon as they are answered: enough for full batches.
+NAME = "minilm"  # model name in the requests
+# Closed-loop clients, each with one request at a time: enough to fill the batches.
 MANY = 32
-# Clients that share an offered load: a question that is due finds one that is free.
+# Connections that share an offered load; a request that is due takes a free one.
 OFFERING = 128
-# Of the questions that are due in a window, how many must have been asked, and to keep up also answered.
+# Share of the due requests that must be sent, and answered, for a load to count as sustained.
 ANSWERED = 0.9
-# Beyond capacity. Twenty times what int8 answers is more than clients can send on a core beside it, text by text.
-TOGETHER = 8  # texts of a request
-SENDERS, WAITING = 2, 400  # processes that send, and their connections: some service takes whatever it is sent
-PATIENCE = 10.0  # seconds until a client gives up
+# Texts per request under overload; one core cannot generate twenty times int8's capacity with single texts.
+TOGETHER = 8
+SENDERS, WAITING = 2, 400  # load generator processes, and their connections: some services accept without limit
+PATIENCE = 10.0  # client timeout in seconds
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long, how often, and how far."""
+    """Durations, repetitions and overload factors."""
 
     seconds: float = 8.0
     rounds: int = 3
@@ -65,17 +65,17 @@ QUICK = Plan(1.5, 1, 5, (1, 5, 20))
 
 @dataclass(frozen=True)
 class Started:
-    """A service that answers."""
+    """A running service."""
 
     name: str
     url: str
     pid: int
     seconds: float  # until it was ready
-    bodies: Path  # a text each
-    several: Path  # TOGETHER texts each
+    bodies: Path  # requests with one text
+    several: Path  # requests with TOGETHER texts
 
     def memory(self) -> float:
-        """Megabytes in use, of the process and those that it has started."""
+        """Return the resident megabytes of the service and its child processes."""
         return sum(_resident(pid) for pid in [self.pid, *map(int, _children(self.pid))]) / 1024
 
     def load(
@@ -88,7 +88,7 @@ class Started:
         processes: int = 1,
         longest: float | None = None,
     ) -> dict[str, Any]:
-        """Press from processes of their own."""
+        """Send requests from separate processes and return the statistics."""
         words = [sys.executable, "-m", "torture.load", self.url, f"@{self.several if together else self.bodies}"]
         words += ["--seconds", str(seconds), "--connections", str(connections), "--processes", str(processes)]
         words += [] if rate is None else ["--rate", str(rate)]
@@ -110,7 +110,7 @@ def _resident(pid: int) -> int:
 def started(
     name: str, words: list[str], port: int, path: str, ready: str, bodies: tuple[Path, Path]
 ) -> Iterator[Started]:
-    """Start a program, wait until it is ready, and end it."""
+    """Start a service, wait until it is ready, and terminate it after the block."""
     begin = time.monotonic()
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     process = subprocess.Popen(
@@ -127,7 +127,7 @@ def started(
         process.terminate()
         try:
             process.wait(60)
-        except subprocess.TimeoutExpired:  # it may have more to answer than it should have taken
+        except subprocess.TimeoutExpired:  # it may still be working on queued requests
             process.kill()
             process.wait()
 
@@ -141,46 +141,49 @@ def _answers(url: str) -> bool:
 
 
 def write_bodies(folder: Path, together: int) -> Path:
-    """So many sentences a request, as OpenAI's clients send them."""
+    """Write request bodies with this many sentences each, in the format of OpenAI's API."""
     rows = SENTENCES.read_text("utf-8").splitlines()[1:]
-    texts = [max(row.split("\t"), key=len)[:200] for row in rows]  # about as long as a question
-    asked = [texts[start : start + together] for start in range(0, len(texts) - together + 1, together)]
+    texts = [max(row.split("\t"), key=len)[:200] for row in rows]  # about the length of a question
+    arguments = [texts[start : start + together] for start in range(0, len(texts) - together + 1, together)]
     path = folder / f"bodies-{together}.jsonl"
-    forms = [{"input": one if together > 1 else one[0], "model": NAME, "encoding_format": "base64"} for one in asked]
+    forms = [
+        {"input": one if together > 1 else one[0], "model": NAME, "encoding_format": "base64"} for one in arguments
+    ]
     path.write_text("\n".join(map(json.dumps, forms)), "utf-8")
     return path
 
 
-def start_all(stack: ExitStack, scratch: Path, asked: argparse.Namespace) -> list[Started]:
-    """Ours twice, and infinity-emb where it is; one after another, so that none disturbs the other's start."""
+def start_all(stack: ExitStack, scratch: Path, arguments: argparse.Namespace) -> list[Started]:
+    """Start cloze twice, and infinity-emb if available, one after another so that start-ups do not overlap."""
     bodies = write_bodies(scratch, 1), write_bodies(scratch, TOGETHER)
     floats, integers = scratch / "fp32" / NAME, scratch / "int8" / NAME
     shutil.copytree(minilm(), floats)
-    (scratch / "few.txt").write_text("A ship at sea.\nHe shook his head.\n", "utf-8")  # what it compares with float32
+    # texts for the comparison with float32
+    (scratch / "few.txt").write_text("A ship at sea.\nHe shook his head.\n", "utf-8")
     quantize = [*CLOZE, "quantize", "--model", str(floats), "--out", str(integers), "--input", str(scratch / "few.txt")]
     subprocess.run(quantize, check=True, capture_output=True)
     programs = {
         f"cloze {precision}": (
-            [*CLOZE, "serve", str(folder), "--threads", str(asked.threads), "--precision", precision],
+            [*CLOZE, "serve", str(folder), "--threads", str(arguments.threads), "--precision", precision],
             "/v1/embeddings",
             "/ready",
         )
         for precision, folder in (("fp32", floats), ("int8", integers))
     }
-    if asked.infinity and shutil.which(asked.infinity):
-        words = [asked.infinity, "v2", "--model-id", str(floats), "--served-model-name", NAME]
+    if arguments.infinity and shutil.which(arguments.infinity):
+        words = [arguments.infinity, "v2", "--model-id", str(floats), "--served-model-name", NAME]
         words += ["--engine", "torch", "--device", "cpu", "--no-bettertransformer"]
         programs["infinity-emb"] = (words, "/embeddings", "/health")
     else:
-        print("infinity-emb: not here, so not compared (--infinity ENVIRONMENT/bin/infinity_emb)")
+        print("infinity-emb not found, skipping it (--infinity ENVIRONMENT/bin/infinity_emb)")
     return [
-        stack.enter_context(started(name, words, asked.port + number, path, ready, bodies))
+        stack.enter_context(started(name, words, arguments.port + number, path, ready, bodies))
         for number, (name, (words, path, ready)) in enumerate(programs.items())
     ]
 
 
 def in_turns(services: Sequence[Started], rounds: int) -> Iterator[tuple[int, Started]]:
-    """Every service once a round, each round beginning with another."""
+    """Yield every service once per round, starting each round with another one."""
     for number in range(rounds):
         first = number % len(services)
         for service in (*services[first:], *services[:first]):
@@ -188,29 +191,29 @@ def in_turns(services: Sequence[Started], rounds: int) -> Iterator[tuple[int, St
 
 
 def lone(services: Sequence[Started], plan: Plan) -> dict[str, float]:
-    """How long one client waits for an answer, in the middle."""
+    """Print start-up and memory; return the median latency for a single client."""
     found: dict[str, float] = {}
     for service in services:
-        service.load(1, 2)  # warm
+        service.load(1, 2)  # warm-up
         found[service.name] = float(service.load(plan.seconds, 1)["p50"])
         print(f"{service.name:>13}: ready after {service.seconds:5.1f} s, {service.memory():5.0f} MB; "
-              f"a lone client waits {1000 * found[service.name]:6.1f} ms")  # fmt: skip
+              f"latency for a single client {1000 * found[service.name]:6.1f} ms")  # fmt: skip
     return found
 
 
 def capacities(services: Sequence[Started], plan: Plan, *, together: bool = False) -> dict[str, float]:
-    """The most answers a second, however long they take."""
+    """Return the maximum throughput, regardless of latency."""
     found: dict[str, list[float]] = {service.name: [] for service in services}
     for _, service in in_turns(services, plan.rounds):
         found[service.name].append(float(service.load(plan.seconds, MANY, together=together)["per_second"]))
     for name, values in found.items():
         spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
-        print(f"{name:>13}: {median(values):7.1f} requests/s by {MANY} clients{spread}")
+        print(f"{name:>13}: {median(values):7.1f} requests/s with {MANY} clients{spread}")
     return {name: median(values) for name, values in found.items()}
 
 
 def keeps_up(found: dict[str, Any], offered: float, bound: float) -> bool:
-    """Whether so many were answered, nobody was refused, and the answers came in time."""
+    """Return whether a load is sustained: nothing rejected, enough answered, p99 within the bound."""
     statuses = found["statuses"]
     return set(statuses) == {"200"} and found["p99"] <= bound and statuses["200"] >= ANSWERED * offered
 
@@ -218,16 +221,17 @@ def keeps_up(found: dict[str, Any], offered: float, bound: float) -> bool:
 def highest_loads(
     services: Sequence[Started], most: dict[str, float], bound: float, plan: Plan
 ) -> dict[str, tuple[float, float]]:
-    """The highest load that each keeps up with, and its p99 there, all of them in turn.
+    """Return the highest load that each service sustains, and its p99 there; services take turns.
 
-    It grows by half until it is too much, and the rest is halved then: what was measured as the most may be too little.
+    The load grows by half until it is too high; then the interval is bisected. The measured capacity is only a starting
+    point, since it may be too low.
     """
     below = {service.name: (0.0, 0.0) for service in services}
     above: dict[str, float] = {}
     for _, service in in_turns(services, plan.steps):
         name = service.name
         rate = (below[name][0] + above[name]) / 2 if name in above else 1.5 * below[name][0] or most[name] / 2
-        # Twice before it counts as too much: the machine may have had something else to do.
+        # A load is too high only if it fails twice: the machine may have been busy the first time.
         for _ in range(2):
             found = service.load(plan.seconds, OFFERING, rate)
             if keeps_up(found, int(rate * plan.seconds), bound):
@@ -237,68 +241,68 @@ def highest_loads(
         else:
             above[name] = rate
     for name in below.keys() - above.keys():
-        print(f"{name:>13}: nothing was too much in {plan.steps} windows, so that the next figure says too little")
+        print(f"{name:>13}: sustained every load in {plan.steps} windows; the next figure is a lower bound")
     return below
 
 
 def settle(service: Started, bound: float) -> None:
-    """Wait until what was too much is done: a service without a bound goes on with what nobody waits for."""
+    """Wait until the backlog is done; a service without a queue limit keeps working on abandoned requests."""
     end = time.monotonic() + 120
     while time.monotonic() < end and not float(service.load(0.3, 1)["p50"]) <= bound:
         time.sleep(0.2)
 
 
 def beyond(services: Sequence[Started], bound: float, plan: Plan) -> None:
-    """What each answers when it is offered so many times its capacity, whether it answers or not."""
+    """Print throughput and rejections under loads that exceed the capacity, sent at a fixed rate."""
     print(f"offered at a rate, {TOGETHER} texts a request, by {SENDERS} processes with {WAITING} connections, "
-          f"who give up after {PATIENCE:g} s:")  # fmt: skip
+          f"which time out after {PATIENCE:g} s:")  # fmt: skip
     able = capacities(services, plan, together=True)
     for times in plan.times:
         for service in services:
             rate = times * able[service.name]
             found = service.load(plan.seconds, WAITING, rate, together=True, processes=SENDERS, longest=PATIENCE)
-            row = told(found, rate, plan.seconds)
+            row = overload_row(found, rate, plan.seconds)
             print(f"{service.name:>13} at {times:>2} times: {service.memory():5.0f} MB, {row}")
             settle(service, bound)
 
 
-def told(found: dict[str, Any], rate: float, seconds: float) -> str:
-    """What was asked for, sent, answered and refused each second; and where less was sent than should have been."""
+def overload_row(found: dict[str, Any], rate: float, seconds: float) -> str:
+    """Format the due, sent, answered and rejected requests per second; flag loads that could not be generated."""
     statuses = dict(found["statuses"])
     good, refused = statuses.pop("200", 0), statuses.pop("429", 0)
     sent = found["sent"] / seconds
     waited = f"p99 {1000 * found['waited_p99']:6.0f} ms" if good else "no answer"
-    parts = [f"asked {rate:6.1f}/s, sent {sent:6.1f}/s, answered {found['per_second']:6.1f}/s"]
-    parts += [f"refused {refused / seconds:6.1f}/s, {waited}"]
+    parts = [f"due {rate:6.1f}/s, sent {sent:6.1f}/s, answered {found['per_second']:6.1f}/s"]
+    parts += [f"rejected {refused / seconds:6.1f}/s, {waited}"]
     parts += [f"{count} x {status}" for status, count in sorted(statuses.items())]
     if sent < ANSWERED * rate:
-        # Whoever waits cannot ask: of a service that refuses nobody, all connections wait in the end.
-        parts.append(f"OFFERED ONLY {sent / rate:.0%} of what was asked")
+        # A waiting client cannot send: if a service rejects nothing, all connections end up waiting.
+        parts.append(f"SENT ONLY {sent / rate:.0%} OF THE DUE REQUESTS")
     return ", ".join(parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--infinity", default=os.environ.get("INFINITY_EMB"), help="its program")
-    parser.add_argument("--seconds", type=float, help="of each window")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each service")
-    parser.add_argument("--bound", type=float, help="seconds that the 99th percentile may wait")
+    parser.add_argument("--infinity", default=os.environ.get("INFINITY_EMB"), help="path of infinity_emb")
+    parser.add_argument("--seconds", type=float, help="seconds per window")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads per service")
+    parser.add_argument("--bound", type=float, help="bound of the 99th percentile of the latency, in seconds")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter windows")
-    parser.add_argument("--port", type=int, default=8971, help="the first of three")
-    asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no service is left behind
+    parser.add_argument("--port", type=int, default=8971, help="first of three consecutive ports")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the handler lets the services end with this process
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    plan = QUICK if asked.quick else Plan()
-    if asked.seconds:
-        plan = Plan(asked.seconds, plan.rounds, plan.steps, plan.times)
-    os.environ["OMP_NUM_THREADS"] = str(asked.threads)
+    plan = QUICK if arguments.quick else Plan()
+    if arguments.seconds:
+        plan = Plan(arguments.seconds, plan.rounds, plan.steps, plan.times)
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        services = start_all(stack, scratch, asked)
+        services = start_all(stack, scratch, arguments)
         load = os.getloadavg()[0]
-        print(f"{asked.threads} threads each; windows of {plan.seconds:g} s; the machine's load is {load:.1f} before")
+        print(f"{arguments.threads} threads each; windows of {plan.seconds:g} s; load average before: {load:.1f}")
         waits = lone(services, plan)
-        bound = asked.bound or 4 * max(waits.values())
+        bound = arguments.bound or 4 * max(waits.values())
         most = capacities(services, plan)
         found = highest_loads(services, most, bound, plan)
         print(f"the highest load with p99 within {1000 * bound:.0f} ms:")

@@ -1,9 +1,10 @@
-"""How a narrow model should start: held-out masked-word loss by deviation of the random start and by length.
+"""Search the initialization of a narrow model: held-out masked-word loss by standard deviation and sequence length.
 
     python benchmarks/small_start.py [--steps 1500] [--seeds 1]
 
-Trains ``tiny`` on the bundled books with the same number of tokens an update, once with the paper's deviation (0.02,
-meant for a hidden size of 768) and once with the preset's own, on short and on long sequences. Prints a table.
+Trains ``tiny`` on the bundled books with a fixed number of tokens per update, with the paper's standard deviation
+(0.02, chosen for a hidden size of 768) and with the preset's own, on short and on long sequences. Prints the held-out
+loss at each sixth of the training.
 """
 
 import argparse
@@ -25,13 +26,13 @@ from cloze.train.optimization import Schedule, make_optimizer, set_rate
 from cloze.train.pretraining.held_out import SEED, HeldOut
 from cloze.train.pretraining.objective import PretrainingObjective
 
-TOKENS = 2048  # an update
+TOKENS = 2048  # per update
 RATE = 2e-3
 HEADS: tuple[HeadName, ...] = ("mlm", "nsp")
 
 
 def train(data: Path, deviation: float | None, length: int, steps: int, seed: int) -> list[float]:
-    """Train, and return the held-out loss at each sixth of the way."""
+    """Train, and return the held-out loss at each sixth of the training."""
     tokenizer = Tokenizer.from_folder(data)
     config = preset("tiny", tokenizer.size, dropout=0.0, attention_dropout=0.0)
     if deviation is not None:
@@ -67,8 +68,8 @@ def train(data: Path, deviation: float | None, length: int, steps: int, seed: in
 
 
 def main() -> None:
-    """Print one line a run."""
-    parser = argparse.ArgumentParser(description="How a narrow model should start.")
+    """Parse the arguments and print one line per run."""
+    parser = argparse.ArgumentParser(description="Search the initialization of a narrow model.")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seeds", type=int, default=1)
     arguments = parser.parse_args()
@@ -76,7 +77,7 @@ def main() -> None:
         vocab, data = Path(folder) / "vocab", Path(folder) / "data"
         train_vocabulary([DATA / "books.txt.xz"], vocab, settings=VocabularySettings(size=6000))
         prepare([DATA / "books.txt.xz"], vocab, data, settings=PrepareSettings(held_out=0.03))
-        print("length  deviation  seed  held-out masked-word loss along the way")
+        print("length  deviation  seed  held-out masked-word loss during training")
         for length in (32, 128):
             for name, deviation in (("paper", 0.02), ("preset", None)):
                 for seed in range(arguments.seeds):

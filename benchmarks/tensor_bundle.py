@@ -1,7 +1,7 @@
-"""How fast a TensorFlow checkpoint is verified and read: ``python benchmarks/tensor_bundle.py [megabytes]``.
+"""Measure how fast a TensorFlow checkpoint is verified and read: ``python benchmarks/tensor_bundle.py [megabytes]``.
 
-Prints MB/s of CRC32C for one long message and for tensors of BERT-base's sizes, and the same beside a plain
-read of the bytes, which is what the disk cache allows.
+Prints MB/s of CRC32C for one long message and for tensors of BERT-base's sizes, and of reading matrices, next to a
+plain read of the same bytes (the limit set by the disk cache).
 """
 
 import sys
@@ -27,7 +27,7 @@ def megabytes_per_second(size: int, work: Callable[[], object], repeats: int = 3
 
 
 def synthetic_bundle(folder: Path, data: bytes, shape: tuple[int, int]) -> TensorBundle:
-    """Return a bundle of equal float32 matrices over ``data``, without the detour over an index file."""
+    """Return a bundle of equal float32 matrices over ``data``, without an index file."""
     (folder / "model.ckpt.data-00000-of-00001").write_bytes(data)
     size = shape[0] * shape[1] * 4
     entries = {}

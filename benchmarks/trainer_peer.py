@@ -1,27 +1,27 @@
-"""transformers' Trainer on the product's rows, for benchmarks that stand beside it."""
+"""transformers' Trainer on cloze's task rows, for benchmarks that compare with it."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from minilm import minilm  # beside this file
+from minilm import minilm  # in this folder
 
 BATCH, LENGTH, RATE, EPOCHS = 32, 128, 5e-5, 3
-IGNORED = -100  # what its losses leave out
+IGNORED = -100  # label id that the Trainer's loss ignores
 
 
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):
-    """Rows as the Trainer takes them: texts or pairs with a target, or words with one each at their first piece."""
+    """Task rows in the Trainer's format: texts or pairs with a target, or words with a target at their first piece."""
 
     def __init__(self, examples: Any, tokenizer: Any, pad: bool = False) -> None:
-        given: dict[str, Any] = {"truncation": True, "max_length": LENGTH, "padding": "max_length" if pad else False}
+        options: dict[str, Any] = {"truncation": True, "max_length": LENGTH, "padding": "max_length" if pad else False}
         if hasattr(examples, "words"):
-            encoded = tokenizer(examples.words, is_split_into_words=True, **given)
+            encoded = tokenizer(examples.words, is_split_into_words=True, **options)
             targets = [_at_first_pieces(encoded.word_ids(row), tags) for row, tags in enumerate(examples.targets)]
         else:
             pairs = [examples.pairs] if examples.pairs is not None else []
-            encoded, targets = tokenizer(examples.texts, *pairs, **given), examples.targets
+            encoded, targets = tokenizer(examples.texts, *pairs, **options), examples.targets
         self.rows = [
             {name: values[row] for name, values in encoded.items()} | {"labels": target}
             for row, target in enumerate(targets)
@@ -41,8 +41,8 @@ def _at_first_pieces(words: list[int | None], tags: list[int]) -> list[int]:
     ]
 
 
-def make_trainer(data: Any, way: str, seed: int, out: Path, callbacks: list[Any], steps: int = -1) -> Any:
-    """A Trainer of MiniLM for the task, with the usual settings."""
+def make_trainer(data: Any, variant: str, seed: int, out: Path, callbacks: list[Any], steps: int = -1) -> Any:
+    """Return a Trainer of MiniLM for the task, with the usual settings."""
     import transformers
 
     torch.manual_seed(seed)
@@ -68,39 +68,39 @@ def make_trainer(data: Any, way: str, seed: int, out: Path, callbacks: list[Any]
         report_to=[],
         disable_tqdm=True,
         logging_strategy="no",
-        train_sampling_strategy="group_by_length" if "grouped" in way else "random",
-        bf16="bf16" in way,
+        train_sampling_strategy="group_by_length" if "grouped" in variant else "random",
+        bf16="bf16" in variant,
     )
     return transformers.Trainer(
         model,
         arguments,
         data_collator=collator(tokenizer),
-        train_dataset=Rows(data.train, tokenizer, pad="128" in way),
+        train_dataset=Rows(data.train, tokenizer, pad="128" in variant),
         processing_class=tokenizer,
         callbacks=callbacks,
     )
 
 
 def trainer_score(data: Any, seed: int, out: Path) -> float:
-    """The Trainer's dev score, by the product's metrics."""
+    """Return the Trainer's dev score, computed with cloze's metrics."""
     from cloze.tasks.metrics import score
     from cloze.tasks.tagging.entities import score_tags
 
-    # Not grouped by length: it then sees a group from the longest to the shortest, which cost a run of MRPC 13 points.
+    # Not grouped by length: evaluation order then runs from longest to shortest, which cost an MRPC run 13 points.
     trainer = make_trainer(data, "padded to the longest", seed, out, [])
     trainer.train()
     rows = Rows(data.dev, trainer.processing_class)
     found = trainer.predict(rows)
     metric = data.metrics[0]
     if data.kind.name == "tag":
-        told, names = found.predictions.argmax(-1), data.labels.names
+        predicted, names = found.predictions.argmax(-1), data.labels.names
         expected = [[names[tag] for tag in tags] for tags in data.dev.targets]
-        return float(score_tags(data.labels, expected, _tags(told, found.label_ids, expected, names))[metric])
+        return float(score_tags(data.labels, expected, _tags(predicted, found.label_ids, expected, names))[metric])
     answers = found.predictions[:, 0].tolist() if data.labels is None else found.predictions.argmax(-1).tolist()
     return float(score(data.metrics[:1], data.dev.targets, answers)[metric])
 
 
-def _tags(told: Any, asked: Any, expected: list[list[str]], names: Any) -> list[list[str]]:
-    """Each word's tag; those of words beyond the model's length, which the Trainer never sees, are O."""
-    found = [[names[tag] for tag in row[marks != IGNORED]] for row, marks in zip(told, asked, strict=True)]
+def _tags(predicted: Any, label_ids: Any, expected: list[list[str]], names: Any) -> list[list[str]]:
+    """Return each word's tag; words beyond the model's length, which the Trainer does not see, are O."""
+    found = [[names[tag] for tag in row[marks != IGNORED]] for row, marks in zip(predicted, label_ids, strict=True)]
     return [tags + ["O"] * (len(words) - len(tags)) for tags, words in zip(found, expected, strict=True)]

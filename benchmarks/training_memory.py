@@ -1,10 +1,10 @@
-"""How near ``model/cost.py`` comes to the memory and the arithmetic of real training steps.
+"""Compare the memory and FLOPs estimated by ``model/cost.py`` with real training steps.
 
     python benchmarks/training_memory.py [--preset base] [--length 512] [--batch 2 4]
 
-Every row is a process of its own, with one thread: it makes the model and its gradients, lets the system forget its
-highest memory so far (Linux only), goes forward and back once, and compares the growth with the estimate: once with
-the system's allocator as it is, and once made to give back what is freed (MALLOC_MMAP_THRESHOLD_=65536).
+Every row is measured in a separate process with one thread: it creates the model and its gradients, resets the peak
+memory counter (Linux only), runs one forward and backward pass, and compares the growth with the estimate. It does so
+with the default allocator, and with one that returns freed memory to the system (MALLOC_MMAP_THRESHOLD_=65536).
 """
 
 import argparse
@@ -24,15 +24,15 @@ HEADS: "tuple[HeadName, ...]" = ("mlm", "nsp")
 
 
 def memory(key: str) -> int:
-    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at its highest."""
+    """Return the memory of this process in bytes: ``VmRSS`` (current) or ``VmHWM`` (peak)."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(key):
             return int(line.split()[1]) * 1024
-    raise SystemExit("/proc/self/status is needed, which only Linux has")
+    raise SystemExit("/proc/self/status is missing: this benchmark needs Linux")
 
 
 def measure(preset_name: str, batch: int, length: int, checkpointing: bool) -> dict[str, float]:
-    """Growth at the height of one step, its seconds, and what was estimated."""
+    """Return the peak memory growth of one step, its seconds, and the estimates."""
     import torch
 
     from cloze.model import Bert, first_positions, preset
@@ -44,7 +44,7 @@ def measure(preset_name: str, batch: int, length: int, checkpointing: bool) -> d
     model = Bert.fresh(config, HEADS).train()
     model.encoder.checkpointing = checkpointing
     for parameter in model.parameters():
-        # Filled with something: pages of zeros that nobody has touched do not count.
+        # Non-zero values: untouched pages of zeros take no memory.
         parameter.grad = torch.ones_like(parameter)
 
     def step(rows: int, tokens: int) -> None:
@@ -57,7 +57,7 @@ def measure(preset_name: str, batch: int, length: int, checkpointing: bool) -> d
         loss = words + next_sentence_loss(model, last, torch.zeros(rows, dtype=torch.long))[0]
         loss.backward()  # type: ignore[no-untyped-call]
 
-    step(1, 8)  # what libraries take once
+    step(1, 8)  # one-time allocations of libraries
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # proc(5): resets VmHWM
     started = time.perf_counter()
@@ -73,19 +73,27 @@ def measure(preset_name: str, batch: int, length: int, checkpointing: bool) -> d
 
 
 def main() -> None:
-    """Print a row for every shape."""
+    """Parse the arguments and print one row per shape."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="base")
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--batch", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--one", nargs=2, type=int, help=argparse.SUPPRESS)  # batch, checkpointing
-    given = parser.parse_args()
-    if given.one:
-        print(json.dumps(measure(given.preset, given.one[0], given.length, bool(given.one[1]))))
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(measure(arguments.preset, arguments.one[0], arguments.length, bool(arguments.one[1]))))
         return
-    print("batch  checkpointing  gives back  growth MiB  estimate MiB  ratio  seconds  GFLOP/s")
-    for checkpointing, gives_back, batch in itertools.product((0, 1), (0, 1), given.batch):
-        flags = ["--preset", given.preset, "--length", str(given.length), "--one", str(batch), str(checkpointing)]
+    print("batch  checkpointing  trimming  growth MiB  estimate MiB  ratio  seconds  GFLOP/s")
+    for checkpointing, gives_back, batch in itertools.product((0, 1), (0, 1), arguments.batch):
+        flags = [
+            "--preset",
+            arguments.preset,
+            "--length",
+            str(arguments.length),
+            "--one",
+            str(batch),
+            str(checkpointing),
+        ]
         settings = os.environ | ({"MALLOC_MMAP_THRESHOLD_": "65536"} if gives_back else {})
         command = [sys.executable, __file__, *flags]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=settings)

@@ -1,10 +1,11 @@
-"""The attention views at their largest: 512 tokens, 24 layers of 16 heads, in a real browser.
+"""Measure the attention views at their largest size in a real browser: 512 tokens, 24 layers of 16 heads.
 
     python benchmarks/views.py [--keep page.html]
 
-The weights are real: those of all-MiniLM-L6-v2's 72 heads on six passages of the bundled text, 384 in all. Measured
-are the file, the time until the first picture is drawn, and frames while a pointer wanders, a sheet scrolls and layers
-change: the processor time that each takes, and the time between them, which on a busy machine is longer.
+The weights are real: those of all-MiniLM-L6-v2's 72 heads on six passages of the bundled text, 384 in total. Printed:
+file size, time until the first picture, script memory, and frames while a pointer moves, a sheet scrolls and layers
+change. For frames, both the CPU time of each and the time between them are given; the latter is longer on a busy
+machine.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from minilm import minilm
 
 LAYERS, HEADS, TOKENS = 24, 16, 512
 TEXT = Path(__file__).parent.parent / "src" / "cloze" / "demo" / "data" / "articles.txt.xz"
-# Counts the time between frames while something is done.
+# Measures the time between frames during an interaction.
 FRAMES = """async (moments) => {
   const times = [];
   await new Promise((done) => {
@@ -67,7 +68,7 @@ SCROLL = """(moments) => {
 
 
 def real_attention() -> Attention:
-    """MiniLM's heads on as many passages as it takes."""
+    """Return the attention weights of MiniLM's heads on as many passages as needed."""
     model = load(minilm())
     tokenizer = model.tokenizer.with_max_length(TOKENS)
     with lzma.open(TEXT, "rt", encoding="utf-8") as file:
@@ -83,29 +84,30 @@ def real_attention() -> Attention:
             output = model.bert.encoder(batch.ids, batch.segments, keep_attentions=True)
         found.append(torch.cat(output.attentions).numpy().reshape(-1, TOKENS, TOKENS))
     weights = np.concatenate(found)[: LAYERS * HEADS].reshape(LAYERS, HEADS, TOKENS, TOKENS)
-    segments = [int(place > TOKENS // 2) for place in range(TOKENS)]  # so that there are blocks
+    segments = [int(place > TOKENS // 2) for place in range(TOKENS)]  # two segments, so that the view has blocks
     return Attention(tokens, segments, weights)
 
 
 def frames(page: Page, session: CDPSession, what: str, moments: int = 3000) -> str:
-    """The time between frames, and the page's own work for each, whatever else the machine is doing."""
+    """Return the time between frames and the CPU time that the page spends on each."""
     before = busy(session)
     page.evaluate(what, moments)
     times: list[float] = page.evaluate(FRAMES, moments)
     work = 1000 * (busy(session) - before) / max(1, len(times))
     ordered = sorted(times)
     median, high = statistics.median(ordered), ordered[int(0.95 * len(ordered))]
-    return f"{work:4.1f} ms of work a frame; a frame every {median:.0f} ms, 95 % {high:.0f}, largest {ordered[-1]:.0f}"
+    every = f"a frame every {median:.0f} ms, 95 % {high:.0f}, largest {ordered[-1]:.0f}"
+    return f"{work:4.1f} ms of CPU time per frame; {every}"
 
 
 def busy(session: CDPSession) -> float:
-    """Seconds of processor time of the page's main thread."""
+    """Return the CPU seconds of the page's main thread."""
     metrics = session.send("Performance.getMetrics")["metrics"]
     return float(next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration"))
 
 
 def switch_layers(page: Page) -> list[float]:
-    """How long it takes from a press of a key to the picture of another layer, in ms."""
+    """Return the milliseconds from a key press to the picture of another layer."""
     found = []
     for layer in range(1, LAYERS):
         start = time.perf_counter()
@@ -127,8 +129,8 @@ def measure(path: Path) -> list[tuple[str, str]]:
             page.locator("#stage[data-layer]").wait_for()
             firsts.append(page.evaluate("performance.getEntriesByName('first-picture')[0].startTime"))
             wholes.append(page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))
-        rows.append(("first picture, of three", told(firsts, "ms")))
-        rows.append(("whole file read", told(wholes, "ms")))
+        rows.append(("first picture, of three", summary(firsts, "ms")))
+        rows.append(("whole file loaded", summary(wholes, "ms")))
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable", {"timeDomain": "threadTicks"})
         for name, view in (("words", "columns"), ("matrix", "matrix"), ("heads", "heads")):
@@ -136,20 +138,20 @@ def measure(path: Path) -> list[tuple[str, str]]:
             for what, script in (("pointer", WANDER), ("scrolling", SCROLL)):
                 rows.append((f"{name}, {what}", frames(page, session, script)))
         page.click("#tab-columns")
-        rows.append(("another layer", told(switch_layers(page), "ms")))
+        rows.append(("another layer", summary(switch_layers(page), "ms")))
         memory: Any = page.evaluate("performance.memory?.usedJSHeapSize ?? 0")
         rows.append(("script memory", f"{memory / 1e6:.0f} MB"))
         browser.close()
     return rows
 
 
-def told(values: list[float], unit: str) -> str:
+def summary(values: list[float], unit: str) -> str:
     return f"{statistics.median(values):.0f} {unit}, largest {max(values):.0f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--keep", type=Path, help="where to leave the page")
+    parser.add_argument("--keep", type=Path, help="write the page to this file")
     arguments = parser.parse_args()
     attention = real_attention()
     start = time.perf_counter()

@@ -1,16 +1,16 @@
-"""Learning a vocabulary: the same bytes every time, beside the trainer of the ``tokenizers`` library.
+"""Measure vocabulary learning: reproducibility, and comparison with the trainer of the ``tokenizers`` library.
 
     python benchmarks/vocabulary.py [--part identity|trainer|quality|memory] [--megabytes 125] [--size 30522]
 
 identity  five runs in fresh processes with different hash seeds, workers and threads: time, memory, SHA-256
-trainer   the library's WordPiece trainer alone on the same text: time, memory
-quality   both learn without every 25th book; pieces a word on those books
+trainer   the library's WordPiece trainer on the same text: time, memory
+quality   both learn without every 25th book; pieces per word on those books
 memory    10, 100 and 1,000 MB of text: does memory grow with it?
 
-Memory is the largest resident set: "own" of the process that learns, "worker" of the largest of its worker processes,
-"all" of all of them at once. Text is plain on the disk and read line by line by both. The text of ``memory`` is all
-English, scientific and Chinese corpora one after the other (305 MB), then the same again with every 50th word changed,
-as often as needed.
+Memory is the peak resident memory: "own" of the learning process, "worker" of its largest worker process, "all" of all
+processes together. The text is stored uncompressed, and both read it line by line. The text for ``memory`` is the
+concatenation of all English, scientific and Chinese corpora (305 MB), repeated with every 50th word changed as often as
+needed.
 """
 
 import argparse
@@ -28,16 +28,17 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from public_data import add_data, find_data  # beside this file
+from public_data import add_data, find_data  # in this folder
 
 ROOT = Path(__file__).parents[1]
 BOOKS = "corpus_en/books_en.txt.xz"
 MEGABYTE = 1_000_000
-RUNS = (("0", 1, "1"), ("1", 2, "2"), ("77", 3, "1"), ("4321", 4, "2"), ("random", 2, "4"))  # seed, workers, threads
+# hash seed, workers, rayon threads
+RUNS = (("0", 1, "1"), ("1", 2, "2"), ("77", 3, "1"), ("4321", 4, "2"), ("random", 2, "4"))
 
 
 def learn(text: Path, out: Path, size: int, workers: int) -> dict[str, Any]:
-    """One run of ours, in a process of its own."""
+    """Learn a vocabulary with cloze in a separate process and return the measurements."""
     from cloze.corpus.learn_vocabulary import learn_vocabulary
     from cloze.corpus.settings import VocabularySettings
     from cloze.progress import Silent
@@ -52,19 +53,19 @@ def learn(text: Path, out: Path, size: int, workers: int) -> dict[str, Any]:
     start, settings = time.perf_counter(), VocabularySettings(size=size, workers=workers)
     learned = learn_vocabulary([text], out, settings=settings, progress=Listener())
     seconds = time.perf_counter() - start
-    # The workers are gone when merging begins. All of them at their largest at once is the worst that can be.
+    # The workers end before merging starts. The worst case is that all reach their peak at once.
     peak = max(resident(resource.RUSAGE_SELF), counting + workers * resident(resource.RUSAGE_CHILDREN))
     digest = hashlib.sha256((out / "vocab.txt").read_bytes()).hexdigest()
     return {"seconds": seconds, "digest": digest, "different": learned.fit.distinct_words, "together": peak}
 
 
 def resident(who: int) -> float:
-    """The largest resident set so far, in megabytes."""
+    """Return the peak resident memory so far in megabytes."""
     return resource.getrusage(who).ru_maxrss * 1024 / MEGABYTE
 
 
 def train_library(text: Path, out: Path, size: int) -> dict[str, Any]:
-    """One run of the library's trainer, in a process of its own."""
+    """Train with the library in a separate process and return the measurements."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
     from tokenizers.normalizers import BertNormalizer
@@ -88,7 +89,7 @@ def train_library(text: Path, out: Path, size: int) -> dict[str, Any]:
 
 
 def fresh(*words: object, **environment: str) -> dict[str, Any]:
-    """Call this script in a new process and return the figures that it prints."""
+    """Call this script in a new process and return the measurements that it prints."""
     command = [sys.executable, __file__, *map(str, words)]
     done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True)
     figures: dict[str, Any] = json.loads(done.stdout)
@@ -96,7 +97,7 @@ def fresh(*words: object, **environment: str) -> dict[str, Any]:
 
 
 def be_measured(words: list[str]) -> None:
-    """Be that process."""
+    """Run as that process."""
     kind, text, out, size, *workers = words
     if kind == "learn":
         figures = learn(Path(text), Path(out), int(size), int(workers[0]))
@@ -107,7 +108,7 @@ def be_measured(words: list[str]) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[bytes], limit: float) -> Path:
-    """Write lines until there are so many bytes."""
+    """Write lines up to a number of bytes."""
     left = limit
     with path.open("wb") as file:
         for line in lines:
@@ -123,7 +124,7 @@ def read(path: Path) -> Iterator[bytes]:
 
 
 def all_corpora(data: Path) -> Iterator[bytes]:
-    """Every corpus, again and again; from the second time on with every 50th word changed."""
+    """Yield every corpus repeatedly; from the second time on, every 50th word is changed."""
     paths = sorted(path for name in ("en", "sci", "zh") for path in (data / f"corpus_{name}").glob("*.txt.xz"))
     for number in cycle(range(26)):
         for path in paths:
@@ -182,17 +183,17 @@ def quality(data: Path, folder: Path, megabytes: float, size: int) -> None:
     fresh("library", train, folder / "library", size)
     counts = count_words(read_lines(test), lowercase=True, workers=1, total=None, progress=Silent())
     print(f"{counts.words:,} words of held-out books, {counts.different:,} different")
-    print("            pieces  pieces a word  one piece    [UNK]")
+    print("            pieces  pieces / word  one piece    [UNK]")
     fits = {}
     for name in ("library", "ours"):
         pieces = read_vocabulary(folder / name / "vocab.txt")
         fits[name] = fit = measure_fit(counts, pieces)
         print(f"{name:10}  {len(pieces):6,}  {fit.pieces_per_word:13.4f}  {fit.one_piece:9.2%}  {fit.unknown:7.3%}")
-    print(f"pieces a word, ours / library: {fits['ours'].pieces_per_word / fits['library'].pieces_per_word:.4f}")
+    print(f"pieces per word, ours / library: {fits['ours'].pieces_per_word / fits['library'].pieces_per_word:.4f}")
 
 
 def books(data: Path, held_out: bool) -> Iterator[bytes]:
-    """The lines of every 25th book, or of the others. The index tells how many chapters a book has, in order."""
+    """Return the lines of every 25th book, or of the others; the index lists the chapters per book."""
     index = (data / "corpus_en/books_en.index.tsv").read_text(encoding="utf-8").splitlines()
     facts = [dict(fact.split("=") for fact in line.split("\tA ")[1].split()) for line in index if "\tA " in line]
     book_of = [number for number, fact in enumerate(facts) for _ in range(int(fact["docs"]))]
@@ -223,14 +224,16 @@ PARTS = {"identity": identity, "trainer": trainer, "quality": quality, "memory":
 
 
 def main() -> None:
-    """Run one part, or all of them."""
+    """Parse the arguments and run one part, or all of them."""
     if sys.argv[1:2] in (["learn"], ["library"]):
         be_measured(sys.argv[1:])
         return
-    parser = argparse.ArgumentParser(description="Learning a vocabulary, measured.")
+    parser = argparse.ArgumentParser(description="Measure vocabulary learning.")
     add_data(parser)
     parser.add_argument("--part", choices=PARTS)
-    parser.add_argument("--megabytes", type=float, default=125.0, help="text to learn from; memory shrinks in step")
+    parser.add_argument(
+        "--megabytes", type=float, default=125.0, help="megabytes of training text; scales the sizes of the memory part"
+    )
     parser.add_argument("--size", type=int, default=30_522)
     arguments = parser.parse_args()
     arguments.data = find_data(arguments.data, BOOKS)

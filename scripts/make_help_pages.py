@@ -1,15 +1,17 @@
-"""Write the help page of every command, as ``cloze COMMAND --help`` prints it.
+"""Write the help page of every command, as ``cloze COMMAND --help`` prints it, and which flags each task has.
 
     python scripts/make_help_pages.py
 
-Run it after changing a command's flags, or what is said of them.
+Run it after changing the flags of a command, their help texts, or the settings of a task kind.
 """
 
+import json
 from io import StringIO
 
 from rich.console import Console
 
 from cloze.cli import COMMANDS, HELP_PAGES, build
+from cloze.cli.task_help import INDEX, describe_tasks
 
 WIDTH = 80
 
@@ -21,11 +23,17 @@ def page(command: str) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().split("\n")) + "\n"
 
 
+def index() -> str:
+    """Return the flags of all tasks as JSON."""
+    return json.dumps(describe_tasks(), indent=1, ensure_ascii=False) + "\n"
+
+
 def main() -> None:
-    """Write them all."""
+    """Write all pages and the index."""
     HELP_PAGES.mkdir(exist_ok=True)
     for command in COMMANDS:
         (HELP_PAGES / f"{command}.txt").write_text(page(command), encoding="utf-8")
+    INDEX.write_text(index(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ STAGES: dict[str, Stage] = {
         load,
         entry=(
             "cloze.predict.loading:load",
-            "cloze.predict.model:Model.__init__",
+            "cloze.predict.base_model:BaseModel.__init__",
             "cloze.model.surgery:with_heads",
             "cloze.checkpoint.adapter_folder:base_files",
             "cloze.checkpoint.folder:load_folder",
@@ -287,9 +287,9 @@ STAGES: dict[str, Stage] = {
     ),
     "sequences -> vectors": Stage(
         embed,
-        roots=("cloze.predict.model:Model.embed_encoded",),
+        roots=("cloze.predict.base_model:BaseModel.embed_encoded",),
         borders=("batch -> states",),
-        entry=("cloze.predict.model:Model.embed_encoded",),
+        entry=("cloze.predict.base_model:BaseModel.embed_encoded",),
     ),
     "contents -> disk": Stage(
         save,

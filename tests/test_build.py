@@ -1,4 +1,4 @@
-"""The distribution: its name and metadata, what the wheel holds, and the kernels compiled during installation."""
+"""The distribution: its name and metadata, the content of the wheel, and the kernels compiled during installation."""
 
 import ctypes
 import re
@@ -17,7 +17,7 @@ import cloze
 
 ROOT = Path(__file__).parents[1]
 DISTRIBUTION = "cloze-bert"
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is installed")
 # `pip install cloze` would install another project: on the package index, ours is cloze-bert.
 WRONG_HINT = re.compile(r"""pip\s+install\s[^\n`]*?(?<![\w./-])cloze(?![\w./-])|(?<![\w./-])cloze\[[a-z]""")
 TEXTS = (".py", ".md", ".txt", ".toml", ".html", ".service", ".conf", "")
@@ -25,7 +25,7 @@ TEXTS = (".py", ".md", ".txt", ".toml", ".html", ".service", ".conf", "")
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A checkout with nothing but the source."""
+    """A checkout that contains only the sources."""
     folder = (tmp_path / SOURCE).parent
     folder.mkdir(parents=True)
     for path in (Path(cloze.__file__).parents[2] / SOURCE).parent.glob("*.[ch]"):
@@ -33,8 +33,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def made(root: Path) -> list[str]:
-    """What is there beside the sources."""
+def built_files(root: Path) -> list[str]:
+    """Return the files beside the sources."""
     return [path.name for path in (root / SOURCE).parent.iterdir() if path.suffix not in (".c", ".h")]
 
 
@@ -42,14 +42,14 @@ def made(root: Path) -> list[str]:
 def test_compiled(root: Path) -> None:
     assert compile_kernels(root)
     assert ctypes.CDLL(str(root / TARGET)).cloze_version() == 1
-    assert made(root) == ["libint8.so"]
+    assert built_files(root) == ["libint8.so"]
 
 
 @needs_compiler
-def test_what_cannot_be_compiled_leaves_nothing_behind(root: Path) -> None:
+def test_failed_compilation_leaves_no_files(root: Path) -> None:
     (root / SOURCE).write_text("no C at all", encoding="utf-8")
     assert not compile_kernels(root)
-    assert made(root) == []
+    assert built_files(root) == []
 
 
 @pytest.mark.parametrize("lacking", ["a compiler", "the system", "the processor"])
@@ -61,12 +61,12 @@ def test_elsewhere_nothing_is_tried(root: Path, lacking: str, monkeypatch: pytes
     else:
         monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert not compile_kernels(root)
-    assert made(root) == []
+    assert built_files(root) == []
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
-    """A wheel of this checkout, built where there is no compiler: nothing is written into the sources."""
+    """A wheel of this checkout, built without a compiler, so that nothing is written into the sources."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shutil.which", lambda _: None)
         [path] = WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("dist")), versions=["standard"])
@@ -106,7 +106,7 @@ def test_the_command_keeps_its_name() -> None:
 
 
 def wrong_hints(text: str) -> list[str]:
-    """Return every hint that would install another project's distribution."""
+    """Return every installation hint that would install the other project."""
     return [match[0] for match in WRONG_HINT.finditer(text)]
 
 

@@ -1,6 +1,6 @@
-"""The documents: what they tell to run runs, what they link to is there, and what there is they tell.
+"""The documents: their commands run, their links resolve, and they cover everything they should.
 
-The numbered tutorials go on from each other and so share a folder; the README and the others have one each.
+The numbered tutorials build on each other and share a folder; the README and the others have one each.
 """
 
 import os
@@ -15,6 +15,7 @@ import pytest
 
 import cloze
 from cloze.cli import COMMANDS
+from cloze.models import PACKAGED_MODELS, SHIPPED_MODELS
 from tests.test_architecture import MAY_IMPORT
 
 ROOT = Path(__file__).parent.parent
@@ -23,10 +24,13 @@ README, CHINESE = ROOT / "README.md", ROOT / "README.zh.md"
 DOCUMENTS = sorted((ROOT / "docs").glob("*.md"))
 TUTORIALS = [path for path in DOCUMENTS if path.name[0].isdigit()]
 EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
-# Whatever a visitor may read.
-ALL = [README, CHINESE, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCUMENTS, *EXPERIMENTS]
-# Everything whose commands are run.
-RUNNABLE = [README, *DOCUMENTS]
+# The guides that have a Chinese page, which has the same file name.
+TRANSLATED = [path for path in DOCUMENTS if path in TUTORIALS or path.name in ("python.md", "quickstart.md")]
+TRANSLATIONS = sorted((ROOT / "docs" / "zh").glob("*.md"))
+# All documents for users.
+ALL = [README, CHINESE, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCUMENTS, *TRANSLATIONS, *EXPERIMENTS]
+# All documents whose commands are run.
+RUNNABLE = [README, *DOCUMENTS, *TRANSLATIONS]
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -39,11 +43,11 @@ class Block:
 
     tag: str
     text: str
-    line: int  # of its first line
+    line: int  # number of its first line
 
 
 def blocks(text: str, *tags: str) -> list[Block]:
-    """The blocks with these tags, in order."""
+    """Return the blocks with these tags, in order."""
     found = (Block(match[1], match[2], text.count("\n", 0, match.start()) + 2) for match in FENCE.finditer(text))
     return [block for block in found if block.tag in tags]
 
@@ -70,13 +74,13 @@ def run(path: Path, text: str, folder: Path, chdir: Callable[[Path], None]) -> N
     chdir(folder)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(text, "python"):
-        # Lines before it, so that a traceback points into the document.
+        # Preceding newlines, so that line numbers in a traceback are those of the document.
         exec(compile("\n" * (block.line - 1) + block.text, str(path), "exec"), namespace)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The service keeps int8 weights, which must not be in the user's cache."""
+    """Use a temporary cache for the int8 weights of the service."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -84,15 +88,20 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, Callable[[Path], None]], None]:
-    """Run a document, once; a tutorial after those before it, in the same folder."""
+    """Run a document once, and a guide after the English guides before it, in the same folder.
+
+    A Chinese guide has the commands of the English one. It runs in the same folder, where their results exist, so that
+    the trainings are finished already and only the rest takes time.
+    """
     shared = tmp_path_factory.mktemp("tutorials")
     done: set[Path] = set()
 
     def walked(path: Path, chdir: Callable[[Path], None]) -> None:
-        before = TUTORIALS[: TUTORIALS.index(path)] if path in TUTORIALS else []
+        is_guide = path.name[0].isdigit()
+        before = [guide for guide in TUTORIALS if is_guide and guide.name <= path.name and guide != path]
         for one in [*before, path]:
             if one not in done:
-                folder = shared if one in TUTORIALS else tmp_path_factory.mktemp("document")
+                folder = shared if is_guide else tmp_path_factory.mktemp("document")
                 run(one, one.read_text("utf-8"), folder, chdir)
                 done.add(one)
 
@@ -127,19 +136,47 @@ def test_blocks_that_are_not_run_are_known_by_their_tags() -> None:
 
 
 def test_readme_is_short() -> None:
-    assert len(README.read_text("utf-8").splitlines()) < 200
+    assert len(README.read_text("utf-8").splitlines()) <= 150
 
 
-def test_chinese_readme_is_the_same_document() -> None:
-    def headings(path: Path) -> int:
-        return len(re.findall(r"^## ", path.read_text("utf-8"), re.MULTILINE))
+def code(path: Path) -> list[str]:
+    """Return the blocks that are run, without their comments, which are translated."""
+    found = blocks(path.read_text("utf-8"), "sh", "python")
+    return [re.sub(r"(?:^| +)# .*", "", block.text, flags=re.MULTILINE) for block in found]
 
-    def code(path: Path) -> list[str]:
-        """What is run, without its comments, which are translated."""
-        return [re.sub(r" +# .*", "", block.text) for block in blocks(path.read_text("utf-8"), "sh", "python")]
 
-    assert headings(CHINESE) == headings(README)
-    assert code(CHINESE) == code(README)
+def outline(path: Path) -> list[str]:
+    """Return the marks of the headings, such as ``##``, in order."""
+    return re.findall(r"^(#+) ", FENCE.sub("", path.read_text("utf-8")), re.MULTILINE)
+
+
+def test_every_guide_has_a_chinese_page() -> None:
+    """Each guide has a Chinese page with its file name, and the index lists all of them."""
+    assert [path.name for path in TRANSLATIONS if path.name != "README.md"] == [path.name for path in TRANSLATED]
+    index = (ROOT / "docs" / "zh" / "README.md").read_text("utf-8")
+    assert [path.name for path in TRANSLATED if f"({path.name})" not in index] == []
+
+
+PAIRS = [(CHINESE, README), *((ROOT / "docs" / "zh" / path.name, path) for path in TRANSLATED)]
+
+
+@pytest.mark.parametrize(("chinese", "english"), PAIRS, ids=[name_of(chinese) for chinese, _ in PAIRS])
+def test_chinese_page_has_the_sections_and_code_of_the_english_one(chinese: Path, english: Path) -> None:
+    """A Chinese page has the headings and commands of the English page, and each links to the other at the top."""
+    assert outline(chinese) == outline(english)
+    assert code(chinese) == code(english)
+    for page, other in ((chinese, english), (english, chinese)):
+        beginning = "\n".join(page.read_text("utf-8").splitlines()[:5])
+        targets = [page.parent / target for target in LINK.findall(beginning)]
+        assert other.resolve() in [target.resolve() for target in targets], name_of(page)
+
+
+@pytest.mark.parametrize("path", [CHINESE, *TRANSLATIONS], ids=name_of)
+def test_chinese_page_links_to_chinese_pages(path: Path) -> None:
+    """Apart from the link to its own English page, a Chinese page links to the Chinese page where there is one."""
+    body = "\n".join(path.read_text("utf-8").splitlines()[5:])
+    targets = [(path.parent / target.partition("#")[0]).resolve() for target in LINK.findall(body)]
+    assert [target.name for target in targets if target in TRANSLATED] == []
 
 
 @pytest.mark.parametrize("path", ALL, ids=name_of)
@@ -147,6 +184,47 @@ def test_links_and_pictures_lead_somewhere(path: Path) -> None:
     targets = [target.partition("#")[0] for target in LINK.findall(path.read_text("utf-8"))]
     relative = [target for target in targets if target and "://" not in target]
     assert [target for target in relative if not (path.parent / target).exists()] == []
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that GitHub and the site give a heading."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+    return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a Markdown text."""
+    return {slug(match[1]) for match in re.finditer(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)}
+
+
+def broken_anchors(path: Path, text: str) -> list[str]:
+    """Return the links of a document that lead to no heading."""
+    broken = []
+    for target in LINK.findall(FENCE.sub("", text)):
+        place, _, anchor = target.partition("#")
+        goal = path.parent / place if place else path
+        if (
+            anchor
+            and "://" not in target
+            and goal.suffix == ".md"
+            and goal.exists()
+            and anchor not in anchors(goal.read_text("utf-8"))
+        ):
+            broken.append(target)
+    return broken
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_anchors_of_links_exist(path: Path) -> None:
+    """A link with an anchor leads to a heading of its document."""
+    assert broken_anchors(path, path.read_text("utf-8")) == []
+
+
+def test_check_of_anchors_can_fail() -> None:
+    """A link to a heading that does not exist is reported."""
+    text = "[2](docs/results.md#results) [3](docs/results.md#nowhere)\n\n```text\n[4](docs/results.md#here)\n```\n"
+    assert broken_anchors(README, text) == ["docs/results.md#nowhere"]
+    assert anchors("# A `b`, [c](d)!\n") == {"a-b-c"}
 
 
 @pytest.mark.parametrize("path", ALL, ids=name_of)
@@ -164,6 +242,14 @@ def test_every_command_is_told_of() -> None:
     assert [name for name in COMMANDS if f"cloze {name}" not in text and f"`{name}`" not in text] == []
 
 
+@pytest.mark.parametrize("path", [README, ROOT / "docs" / "models.md"], ids=name_of)
+def test_every_named_model_is_documented(path: Path) -> None:
+    """The shipped and the packaged models are listed, each packaged one with its installation."""
+    text = path.read_text("utf-8")
+    assert [model.name for model in SHIPPED_MODELS if model.name not in text] == []
+    assert [one.name for one in PACKAGED_MODELS if one.name not in text or one.distribution not in text] == []
+
+
 PAGES = [path for path in EXPERIMENTS if path.name[0].isdigit()]
 
 
@@ -171,6 +257,9 @@ PAGES = [path for path in EXPERIMENTS if path.name[0].isdigit()]
 def test_an_experiment_has_its_four_sections_and_is_short(path: Path) -> None:
     text = path.read_text("utf-8")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Question", "Setup", "Result", "Decision"]
+    assert all(part.strip() for part in re.split(r"^## .*$", text, flags=re.MULTILINE)[1:])
+    for name in ("Command", "Machine", "Commit", "Data"):
+        assert f"\n- {name}: " in text, f"Setup lacks {name}"
     assert len(text.splitlines()) < 80
 
 
@@ -189,7 +278,7 @@ def test_every_result_names_its_command_machine_and_commit() -> None:
         assert machine in ("Zen 4", "Xeon", "AVX2", "-"), figure
         assert re.fullmatch(r"[0-9a-f]{7}", commit), figure
         assert re.fullmatch(r"\d+|-", seeds), figure
-        assert interval, figure
+        assert interval not in ("", "-"), f"{figure}: an interval, or 'no interval recorded'"
 
 
 def test_architecture_names_every_package_and_root_module() -> None:
@@ -208,11 +297,11 @@ def test_import_table_is_the_one_that_is_held() -> None:
 
 
 PYTHON_FILE = re.compile(r"(?<![\w/.*-])((?:\w+/)*\w+\.py)\b")
-# Histories name files as they were.
-HISTORIES = {"CHANGELOG.md", "findings.md", *(path.name for path in EXPERIMENTS)}
+# These documents name files that may no longer exist.
+HISTORIES = {"CHANGELOG.md", *(path.name for path in EXPERIMENTS)}
 
 
-# Scripts of the original BERT code, and the name that no module here has.
+# Scripts of the original BERT code, and a module name that is deliberately not used here.
 ELSEWHERE = {"run_classifier.py", "run_squad.py", "utils.py"}
 
 

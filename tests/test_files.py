@@ -1,4 +1,4 @@
-"""What is written replaces its target and touches nothing else, and one process writes to a target at a time."""
+"""Writing replaces the target atomically and touches nothing else; only one process writes to a target at a time."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from cloze.files import replaced_file, replaced_folder, scratch_folder, write_js
 from cloze.locks import command_locks, hold_target, is_ours, only_writer, sweep, target_name
 
 BUSY = "another process is writing to {}; wait for it to end, or choose another place$"
-# Another process that holds a target until its standard input ends; it may write to it first, and die of that.
+# Another process that holds a target until its standard input ends; it may write first, and be killed by that.
 HOLDER = """
 import os, signal, sys
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_links_are_written_through(tmp_path: Path) -> None:
     for write, name in ((write_file, "file"), (write_folder, "folder")):
         target, link = tmp_path / "far" / name, tmp_path / name
         link.symlink_to(target)
-        for _ in range(2):  # to nothing, and to what is there
+        for _ in range(2):  # to a new path, and over existing output
             write(link)
             assert link.readlink() == target
             assert target.is_dir() == (name == "folder")
@@ -106,7 +106,7 @@ def test_links_are_written_through(tmp_path: Path) -> None:
 
 def bind(path: Path) -> None:
     here = Path.cwd()
-    os.chdir(path.parent)  # names of sockets are short
+    os.chdir(path.parent)  # socket paths must be short
     socket.socket(socket.AF_UNIX).bind(path.name)
     os.chdir(here)
 
@@ -150,7 +150,7 @@ def test_a_device_is_refused() -> None:
     assert stat.S_ISCHR(os.lstat("/dev/null").st_mode)
 
 
-def test_what_is_write_protected_is_refused(tmp_path: Path) -> None:
+def test_write_protected_targets_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch(mode=0o444)
     (tmp_path / "folder").mkdir(mode=0o555)
     for write, name in ((write_file, "file"), (write_folder, "folder")):
@@ -159,7 +159,7 @@ def test_what_is_write_protected_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])
-def test_modes_follow_the_umask_or_what_is_replaced(mask: int, tmp_path: Path) -> None:
+def test_modes_follow_the_umask_or_the_replaced_file(mask: int, tmp_path: Path) -> None:
     before = os.umask(mask)
     try:
         write_file(tmp_path / "file")
@@ -175,7 +175,7 @@ def test_modes_follow_the_umask_or_what_is_replaced(mask: int, tmp_path: Path) -
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("file", "folder")] == [0o640, 0o750]
 
 
-# One writer.
+# One writer
 
 
 @pytest.mark.parametrize("write", WRITERS)
@@ -187,11 +187,11 @@ def test_a_second_process_is_refused(write: Writer, tmp_path: Path) -> None:
             with pytest.raises(ClozeError, match=BUSY.format(name.name)):
                 write(name)
         assert not out.exists()
-    write(out)  # its lock ended with it
+    write(out)  # the lock ended with the process
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
-def test_a_thread_may_hold_a_target_again_and_another_may_not(tmp_path: Path) -> None:
+def test_targets_are_reentrant_per_thread(tmp_path: Path) -> None:
     refused: list[ClozeError] = []
 
     def other() -> None:
@@ -208,8 +208,8 @@ def test_a_thread_may_hold_a_target_again_and_another_may_not(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_target_may_be_released_while_another_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when the garbage collector closes a run that nobody has closed."""
+def test_a_target_can_be_released_while_another_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releasing a target while another is taken works, as when the garbage collector closes a forgotten run."""
 
     def take_another() -> None:
         first, hold = ExitStack(), locks._hold
@@ -232,18 +232,18 @@ def test_a_target_may_be_released_while_another_is_taken(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("how", ["file", "folder"])
-def test_what_a_killed_writer_has_left_is_deleted_by_the_next(how: str, tmp_path: Path) -> None:
+def test_files_of_a_killed_writer_are_deleted_by_the_next(how: str, tmp_path: Path) -> None:
     with another_process(tmp_path / "out", how) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
     left = [path for path in tmp_path.iterdir() if target_name(path) == "out"]
     assert len(left) == 1
-    make_folder(tmp_path / ".out.0123456789abcdef.tmp")  # nearly the name, but not ours
+    make_folder(tmp_path / ".out.0123456789abcdef.tmp")  # a similar name that is not one of our temporary files
     (write_file if how == "file" else write_folder)(tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.0123456789abcdef.tmp", "out"]
 
 
-def test_temporaries_of_a_living_writer_stay(tmp_path: Path) -> None:
+def test_temporary_files_of_a_running_writer_are_kept(tmp_path: Path) -> None:
     with another_process(tmp_path / "one", "file"):
         write_file(tmp_path / "two")
         sweep(tmp_path)
@@ -293,7 +293,7 @@ def test_folders_created_for_nothing_are_removed(tmp_path: Path) -> None:
 
 
 def test_a_command_holds_its_outputs_to_its_end(tmp_path: Path) -> None:
-    check_folder(tmp_path / "out")  # outside of a command, only a check
+    check_folder(tmp_path / "out")  # outside a command, it only checks
     with another_process(tmp_path / "out"), command_locks(), pytest.raises(ClozeError, match=BUSY.format("out")):
         check_folder(tmp_path / "out")
     with another_process(tmp_path / "x.csv"), command_locks(), pytest.raises(ClozeError, match=BUSY.format("x.csv")):

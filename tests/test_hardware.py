@@ -1,4 +1,4 @@
-"""Processors that claim what a virtual machine hides from them."""
+"""Processors that report features which a virtual machine hides, and available memory."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ TWO = "processor\t: 0\ncpuid level\t: {level}\nflags\t: fpu {flag}\n\nprocessor\
 
 @pytest.fixture
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the variable, and afterwards as it was: what is deleted only would not be put back."""
+    """Unset the variable, and restore it afterwards; delenv alone would not restore a missing one."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
 
@@ -42,7 +42,7 @@ def test_tiles_are_avoided_where_their_page_is_hidden(
     assert os.environ.get("ONEDNN_MAX_CPU_ISA") == expected
 
 
-def test_what_the_user_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_settings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     (tmp_path / "cpuinfo").write_text(TWO.format(level="28", flag="amx_tile"), encoding="utf-8")
     avoid_hidden_tiles(tmp_path / "cpuinfo")
@@ -50,13 +50,13 @@ def test_what_the_user_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("unset")
-def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
+def test_a_system_without_information(tmp_path: Path) -> None:
     avoid_hidden_tiles(tmp_path / "nothing")
     assert "ONEDNN_MAX_CPU_ISA" not in os.environ
 
 
-def test_bfloat16_multiplies_after_import_on_this_very_machine() -> None:
-    """In a process of its own: where the guard is missing and needed, it dies of an illegal instruction."""
+def test_bfloat16_products_work_on_this_machine() -> None:
+    """bfloat16 products work after the import on this machine; without the guard, the subprocess may crash."""
     code = "import cloze, torch; a = torch.ones(64, 64).bfloat16(); print(float((a @ a)[0, 0]))"
     environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
@@ -64,7 +64,7 @@ def test_bfloat16_multiplies_after_import_on_this_very_machine() -> None:
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
-    """Files of a made system."""
+    """Write the files of a simulated system."""
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def test_memory_is_unknown_on_other_systems(tmp_path: Path) -> None:
 
 
 def test_memory_of_this_machine() -> None:
-    """Under ulimit -v, in a process of its own: what it has mapped already does not count."""
+    """The memory limit of ulimit -v in a subprocess excludes what the process has mapped already."""
     code = "from cloze.hardware import available_memory; found = available_memory(); print(found.size, found.limit)"
     words = ["sh", "-c", f'ulimit -v 2000000; exec "$0" -c "{code}"', sys.executable]
     size, limit = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split(maxsplit=1)
@@ -120,7 +120,7 @@ def test_work_that_does_not_fit_is_refused_with_figures() -> None:
     there = AvailableMemory(1000 * 2**20, "ulimit -v 9")
     require_memory(900 * 2**20, "a step", "use less", there)
     with pytest.raises(ConfigError) as refused:
-        require_memory(950 * 2**20, "a step", "use less", there)  # with what the allocator adds
+        require_memory(950 * 2**20, "a step", "use less", there)  # including the allocator's overhead
     assert str(refused.value) == (
         "a step needs about 950 MB of memory, but 1000 MB are available (ulimit -v 9); use less"
     )

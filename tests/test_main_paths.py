@@ -1,4 +1,4 @@
-"""The main paths execute few files, and the architecture page lists just these."""
+"""The main paths execute few files, and the architecture page lists exactly these."""
 
 import re
 from pathlib import Path

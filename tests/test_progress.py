@@ -1,4 +1,4 @@
-"""The plain bar of the public functions."""
+"""The plain progress bar of the public functions."""
 
 import io
 import re
@@ -16,7 +16,7 @@ def test_bar_overwrites_its_line_and_ends_it() -> None:
     bar = TextBar(stream)
     bar.advance("training", 0, 4)
     bar.advance("training", 2, 4, loss=0.5)
-    bar.advance("training", 3, 4, loss=0.4)  # too soon after the last
+    bar.advance("training", 3, 4, loss=0.4)  # too soon after the previous one
     bar.say("the loss is still falling")
     bar.say("the loss is still falling")
     bar.advance("training", 4, 4, loss=0.3)
@@ -36,10 +36,10 @@ def test_lines_are_for_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = PlainLines()
     lines.say("4 epochs")
     lines.say("4 epochs")
-    for done in range(1601):  # a step every eighth of a second
+    for done in range(1601):  # one step every eighth of a second
         lines.advance("training", done, 1600, loss=0.5, mlm_loss=0.5, tokens_per_second=1234.5)
         now[0] += 0.125
-    lines.advance("training", 1, 10)  # another run, at once: the last line is recent
+    lines.advance("training", 1, 10)  # another run starts at once, while the last line is recent
     lines.advance("reading", 7, None)
     now[0] += 20
     lines.advance("reading", 9, None)

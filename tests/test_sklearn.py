@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (X is the name that scikit-learn uses)
-"""The estimators in scikit-learn's own machinery."""
+"""The estimators in scikit-learn's own tools."""
 
 import pickle
 import warnings
@@ -29,13 +29,13 @@ ROWS = make_rows(40)
 TEXTS = [row["text"] for row in ROWS]
 LABELS = [row["label"] for row in ROWS]
 FAST: dict[str, Any] = {"epochs": 2, "batch_size": 8, "max_length": 16, "learning_rate": 3e-3}
-# With numbers read as words, a model as small as here does not reach the scores that these checks ask for.
+# A tiny model that sees numbers as words does not reach the scores that these checks require.
 _WORDS = "numbers are read as words by a tiny model, which learns too little in one epoch for the score asked for"
 EXPECTED_FAILURES = {"check_classifiers_train": _WORDS, "check_regressors_train": _WORDS}
 
 
 class _NumbersAsTexts:
-    """Lets scikit-learn check an estimator of texts with tables of numbers: each row becomes a text of digits."""
+    """Lets scikit-learn check a text estimator with numeric tables: each row becomes a text of digits."""
 
     def fit(self, X: Any, y: Any = None) -> Any:
         if y is None and not isinstance(self, TextEmbedder):
@@ -139,9 +139,9 @@ def test_model_selection(model: str) -> None:
 
 def test_linear_head_of_few_labels(model: str) -> None:
     found = TextClassifier(model, max_length=16, few=True).fit(TEXTS, LABELS)
-    assert found.history_ == [], "nothing is trained in steps"
+    assert found.history_ == [], "there are no training steps"
     assert found.score(TEXTS, LABELS) > 0.9
-    assert TextClassifier(model).few is False, "each fit of a cross-validation would compare both ways"
+    assert TextClassifier(model).few is False, "each fit of a cross-validation would compare both methods"
 
 
 def test_regressor_learns_the_scale(model: str) -> None:
@@ -161,7 +161,7 @@ def test_embedder_feeds_a_pipeline(model: str) -> None:
     assert cross_val_score(pipeline, TEXTS, LABELS, cv=2).shape == (2,)
 
 
-@pytest.mark.parametrize("kind", [NumberEmbedder])  # the two that train take minutes
+@pytest.mark.parametrize("kind", [NumberEmbedder])  # the two estimators that train take minutes
 def test_estimator_checks(kind: type[Any], model: str) -> None:
     settings = {} if kind is NumberEmbedder else {"epochs": 1, "batch_size": 32, "max_length": 8}
     with warnings.catch_warnings():
@@ -176,12 +176,12 @@ def test_estimator_checks(kind: type[Any], model: str) -> None:
 @pytest.mark.parametrize(
     ("texts", "labels", "message"),
     [
-        (["a", None], [0, 1], "X row 2: None is no text"),
-        (np.zeros((2, 1)), [0, 1], "X row 1: 0.0 is no text"),
+        (["a", None], [0, 1], "X row 2: None is not a text"),
+        (np.zeros((2, 1)), [0, 1], "X row 1: 0.0 is not a text"),
         (np.zeros((2, 3)), [0, 1], "X has 3 columns; expected a list of texts, or one column of them"),
         ([], [], "X has no texts; expected at least one"),
         (["a", "b"], [0], "y has the shape (1,), but X has 2 texts; expected one target per text"),
-        (["a", "b"], [0.0, np.nan], "y row 2: nan is no target"),
+        (["a", "b"], [0.0, np.nan], "y row 2: nan is not a target"),
         (["a", "b"], ["x", "x"], "y has one class, "),
     ],
 )

@@ -1,4 +1,4 @@
-"""How many threads compute: by made-up clocks, on a machine whose load is made up too."""
+"""The number of threads, with simulated clocks and a simulated machine load."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ BUSY = {1: 1.0, 2: 8.0}
 
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As for a user who has not said anything, on two cores."""
+    """Simulate two cores without a requested number of threads."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     before = torch.get_num_threads()
@@ -40,7 +40,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @dataclass
 class Machine:
-    """A clock, and a step whose time depends on the number of threads alone."""
+    """A clock, and a step whose duration depends only on the number of threads."""
 
     costs: dict[int, float]
     now: float = 0.0
@@ -59,7 +59,7 @@ class Machine:
         return self.costs[count]
 
     def run(self, threads: AdaptiveThreads, batches: int, tokens: int = 1) -> float:
-        """Compute batches, and return the seconds they took."""
+        """Compute batches, and return their duration in seconds."""
         start = self.now
         for _ in range(batches):
             threads.run(self.step, Tokens(torch.zeros(1, tokens)))
@@ -87,7 +87,7 @@ def test_counts_to_choose_from() -> None:
     [
         (IDLE, 2),
         (BUSY, 1),
-        ({1: 1.0, 2: 1.04}, 2),  # within 5 %: the load may end
+        ({1: 1.0, 2: 1.04}, 2),  # within 5 %: more threads are preferred, because the load may end
         ({1: 1.0, 2: 1.06}, 1),
         ({1: 1.0, 2: 0.6, 4: 0.9}, 2),
     ],
@@ -98,7 +98,7 @@ def test_the_fastest_count_is_chosen_and_more_threads_within_five_percent(
     assert fastest_threads(max(costs), Machine(costs).trial) == fastest
 
 
-def test_counts_take_turns_and_one_interruption_does_not_matter() -> None:
+def test_counts_alternate_and_one_interruption_does_not_matter() -> None:
     machine = Machine(IDLE)
 
     def interrupted(count: int) -> float:
@@ -123,7 +123,7 @@ def test_a_trial_leaves_the_number_of_threads() -> None:
 def test_a_training_has_the_fastest_number_until_it_ends() -> None:
     with training_threads(trial=Machine(BUSY).trial) as note:
         assert torch.get_num_threads() == 1
-        # A training inside of it, such as a cell of a grid, has the same.
+        # A nested training run, such as a cell of a grid search, uses the same number.
         with training_threads(trial=Machine(IDLE).trial) as inner:
             assert (torch.get_num_threads(), inner) == (1, "")
         assert not may_choose()
@@ -131,7 +131,7 @@ def test_a_training_has_the_fastest_number_until_it_ends() -> None:
     assert (torch.get_num_threads(), may_choose()) == (2, True)
 
 
-def test_on_an_idle_machine_nothing_is_said() -> None:
+def test_no_note_on_an_idle_machine() -> None:
     with training_threads(trial=Machine(IDLE).trial) as note:
         assert (torch.get_num_threads(), note) == (2, "")
 
@@ -148,12 +148,12 @@ def test_a_resumed_training_keeps_its_number(recorded: int, costs: dict[int, flo
         assert note == ""
 
 
-def test_more_threads_than_there_are_cores_are_not_resumed_with() -> None:
+def test_resumption_does_not_exceed_the_cores() -> None:
     with training_threads(16, Machine(BUSY).trial):
         assert torch.get_num_threads() == 1
 
 
-def test_what_the_user_says_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requested_number_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(BUSY)
 
     def nothing_is_tried() -> None:
@@ -176,7 +176,7 @@ def test_what_the_user_says_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> 
     assert may_choose()
 
 
-def test_the_most_is_what_torch_says() -> None:
+def test_the_maximum_is_that_of_torch() -> None:
     torch.set_num_threads(1)
     machine = Machine(IDLE)
     machine.run(AdaptiveThreads(machine.clock), 20)
@@ -202,7 +202,7 @@ def test_predictions_follow_the_load() -> None:
     machine.run(threads, 200)
     assert machine.counts[-1] == 2
     machine.costs = {count: 0.05 * cost for count, cost in BUSY.items()}
-    # Two slow batches tell that the load has changed; a few more, that one thread is faster.
+    # Two slow batches show that the load has changed; a few more, that one thread is faster.
     machine.run(threads, 10)
     assert machine.counts[-10:].count(1) >= 7
     machine.costs = {count: 0.05 * cost for count, cost in IDLE.items()}
@@ -212,7 +212,7 @@ def test_predictions_follow_the_load() -> None:
     assert machine.now - start < LONGEST_WAIT + 1
 
 
-def test_one_slow_batch_means_nothing() -> None:
+def test_one_slow_batch_is_ignored() -> None:
     machine = Machine({1: 0.1, 2: 0.05})
     threads = AdaptiveThreads(machine.clock)
     machine.run(threads, 3)
@@ -227,7 +227,7 @@ def test_sizes_are_compared_among_themselves() -> None:
     threads = AdaptiveThreads(machine.clock)
     for _ in range(200):
         machine.run(threads, 1, tokens=1000)
-        # Few tokens cost more each, and gain nothing by threads.
+        # Short batches cost more per token, and do not benefit from threads.
         machine.costs = {1: 0.02, 2: 0.03}
         machine.run(threads, 1, tokens=3)
         machine.costs = {1: 0.001, 2: 0.001 * 0.55}

@@ -1,4 +1,4 @@
-"""The torture campaign in its short form, through its own functions; and every guard seen to catch what it is for."""
+"""Short versions of the torture campaign, and tests that each of its checks can fail."""
 
 import errno
 import json
@@ -36,7 +36,7 @@ from torture.__main__ import TRIALS, main
 from torture.campaign import ROOT, Outcome, Trial, conditions, run_trials
 from torture.fixed_texts import FIXED
 from torture.preparation import PreparationSettings, children, differences
-from torture.preparation import run as prepare_under_fire
+from torture.preparation import run as prepare_with_kills
 from torture.processes import Death, do_in_processes
 from torture.string_checks import Candidate, check_texts, is_defined, offset_problem
 from torture.strings import StringSettings, Task, check_task, standard_candidates, torture_strings
@@ -51,11 +51,11 @@ from cloze.text import SPECIAL, Encoding, Tokenizer
 from tests.text.generated import strings, wild_strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 
-# Times are for the campaign: no test asserts one.
+# Times are checked by the campaign only.
 SHORT = StringSettings(generated=2000, wild=500, huge=3000, seconds_per_megabyte=float("inf"))
 
 
-# T9, a vocabulary learned often.
+# T9, repeated vocabulary learning
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_vocabulary_is_the_same_in_every_process(text_file: Path) -> None:
 
 
 def program(tmp_path: Path, body: str) -> tuple[str, ...]:
-    """A stand-in for cloze, which takes the same words."""
+    """Return a stand-in for cloze that accepts the same arguments."""
     path = tmp_path / "program.py"
     path.write_text(f"import sys\nfrom pathlib import Path\nif '--help' not in sys.argv:\n{body}", encoding="utf-8")
     return (sys.executable, str(path))
@@ -96,7 +96,7 @@ def test_pieces_in_the_order_of_hashes_are_caught(text_file: Path, tmp_path: Pat
     assert outcome.figures["different folders"] == 3
     assert len(outcome.failures) == 2
     assert "hash_seed=7919" in outcome.failures[0]
-    assert ": vocab.txt not as with" in outcome.failures[0]
+    assert ": vocab.txt differ from those with" in outcome.failures[0]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_conditions_differ_from_run_to_run() -> None:
     assert {one.workers for one in choose_conditions(20, takes_workers=False)} == {None}
 
 
-# T10, strings.
+# T10, strings
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_strings(candidates: list[Candidate]) -> None:
     assert outcome.passed
     figures = outcome.figures
     assert (figures["generated"], figures["wild"], figures["crashes"], figures["failed"]) == (2000, 500, 0, 0)
-    # All that is generated in the narrow sense, and more than a third of the rest.
+    # All strings of ``strings``, and more than a third of ``wild_strings``.
     assert isinstance(figures["ids compared"], int)
     assert figures["ids compared"] > 2 * 2500
     assert isinstance(figures["fixed"], int)
@@ -156,7 +156,7 @@ Damage = Callable[[Encoding], Encoding]
 
 
 class Broken(Tokenizer):
-    """A tokenizer that does something to its encodings."""
+    """A tokenizer that corrupts its encodings."""
 
     def __init__(self, sound: Tokenizer, damage: Damage) -> None:
         super().__init__(sound.settings)
@@ -217,8 +217,8 @@ def shorten(encoding: Encoding) -> Encoding:
         (forge, "the text has forged a special token"),
         (mask_nothing, "read_mask has not read every mask in its place"),
         (one_segment, "pair cut to 7: segments differ from the whole text's"),
-        (lose_silently, "cut to 7: 0 tokens said to be lost, not"),
-        (shorten, "cut to 7: 1 tokens said to be lost, not 0"),
+        (lose_silently, "cut to 7: 0 tokens reported as dropped, not"),
+        (shorten, "cut to 7: 1 tokens reported as dropped, not 0"),
     ],
 )
 def test_damaged_encodings_are_caught(damage: Damage, message: str, candidates: list[Candidate]) -> None:
@@ -231,8 +231,8 @@ def test_damaged_encodings_are_caught(damage: Damage, message: str, candidates: 
     assert findings.failures[0].startswith("here[")
 
 
-def test_offsets_of_another_text_are_caught(candidates: list[Candidate]) -> None:
-    """Offsets that are valid, and wrong: only the text under them tells."""
+def test_offsets_of_another_text_are_detected(candidates: list[Candidate]) -> None:
+    """Valid offsets that cover another text are detected."""
     texts = ["the cat sat", "the dog ran"]
     late = Broken(
         candidates[0].tokenizer,
@@ -243,7 +243,7 @@ def test_offsets_of_another_text_are_caught(candidates: list[Candidate]) -> None
         "token 'the' has the offsets (0, 2) of 'th': 'the cat sat'",
         "token 'the' has the offsets (0, 2) of 'th': 'the dog ran'",
     ]
-    # Without ids to hold it to, a tokenizer may have other offsets; but they must still lie in the text.
+    # Without reference ids, offsets may differ; but they must still lie inside the text.
     assert check_texts(texts, Candidate("late", late, False), "here", length=7).failures == []
 
 
@@ -264,11 +264,11 @@ def test_ids_that_differ_between_calls_are_caught(candidates: list[Candidate], m
 
 
 class Panic(BaseException):
-    """As the engine's own is: no Exception."""
+    """Like a panic of the native tokenizer: not a subclass of Exception."""
 
 
 class Crashing(Tokenizer):
-    """Fails on some texts, or takes the whole process with it."""
+    """A tokenizer that fails on some texts, or kills its process."""
 
     def encode_batch(self, texts: Any, pairs: Any = None, **options: Any) -> list[Encoding]:
         if any("panic" in text for text in texts):
@@ -299,7 +299,7 @@ def test_processes_that_die_are_caught(candidates: list[Candidate]) -> None:
     outcome = torture_strings([crashing], settings, Silent())
     assert not outcome.passed
     assert outcome.failures == ["fixed 'zero-width joiners': the process died with exit code 7"]
-    # The others were checked, by the process that came after.
+    # The others were checked by the process that replaced the dead one.
     assert (outcome.figures["generated"], outcome.figures["crashes"]) == (10, 1)
 
 
@@ -335,7 +335,7 @@ def test_bad_offsets(offsets: list[tuple[int, int]]) -> None:
     assert offset_problem("abcde", [(0, 1), (1, 3), (1, 3), (4, 5)]) is None
 
 
-def test_what_the_original_does_not_define() -> None:
+def test_characters_that_the_original_does_not_define() -> None:
     for text in ("\ue000", "\U0002b820", "\u166d", "\u2e5d", "\u0378"):
         assert not is_defined(f"a{text}", lowercase=False)
     assert is_defined("ΟΔΟΣ", lowercase=False)
@@ -351,23 +351,23 @@ def test_fixed_classes_hold_several_texts(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "huge"), [("NUL", 60_000), ("casing", 1), ("lone surrogates", 60_000)])
-def test_no_fixed_text_is_left_out(name: str, huge: int, candidates: list[Candidate]) -> None:
-    """Whether long enough to be checked alone or not."""
+def test_no_fixed_text_is_skipped(name: str, huge: int, candidates: list[Candidate]) -> None:
+    """No fixed text is left out, whether or not it is long enough to be checked alone."""
     findings = check_task(Task(name, 0, 1), candidates, huge)
     assert findings.strings == len(candidates) * len(list(FIXED[name](huge)))
     assert findings.failures == []
 
 
-def test_a_missing_vocabulary_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_vocabulary_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torture.strings.PUBLISHED", "no_such_package")
     with pytest.raises(ConfigError, match=r"no_such_package is not installed.*'make torture' installs it"):
         standard_candidates(tmp_path, [], 100)
 
 
-# T13, rows as people's files have them.
+# T13, malformed tables
 
 
-def test_bad_rows_are_named_by_their_lines_and_long_lines_take_no_memory() -> None:
+def test_bad_rows_are_named_by_line_and_long_lines_use_no_memory() -> None:
     outcome = read_tables(TableSettings(long_line=11 * 2**20), Silent())
     assert outcome.failures == []
     assert outcome.figures["files"] == 20
@@ -380,7 +380,7 @@ def test_a_message_without_its_line_is_caught(tmp_path: Path, monkeypatch: pytes
     assert failure == "bad UTF-8 (.csv): 'something is wrong'; expected LINE3: .*UTF-8.*"
 
 
-# T23, preparation under fire.
+# T23, preparation with kills
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +393,7 @@ def documents_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_preparation_survives_its_processes(documents_file: Path) -> None:
     settings = PreparationSettings((documents_file,), vocabulary_size=3000, shard_size=0.02, kills=4, longest_wait=1.0)
-    outcome = prepare_under_fire(settings, Silent())
+    outcome = prepare_with_kills(settings, Silent())
     assert outcome.failures == []
     assert outcome.passed
     assert outcome.figures["kills"] == 4
@@ -411,14 +411,14 @@ NUMBER_OF_PROCESS = """
 
 def test_a_preparation_that_differs_is_caught(documents_file: Path, tmp_path: Path) -> None:
     settings = PreparationSettings((documents_file,), kills=0, command=program(tmp_path, NUMBER_OF_PROCESS))
-    outcome = prepare_under_fire(settings, Silent())
-    assert (outcome.passed, outcome.failures) == (False, ["shard.json is not as in peace"])
+    outcome = prepare_with_kills(settings, Silent())
+    assert (outcome.passed, outcome.failures) == (False, ["shard.json differs from the uninterrupted run"])
     assert outcome.figures["different files"] == 1
 
 
 FAILS_AT_SECOND = """
     out = Path(sys.argv[sys.argv.index("--out") + 1])
-    if out.name == "fire":
+    if out.name == "killed":
         sys.exit("out of order")
     out.mkdir()
     out.joinpath("shard.json").write_text("same")
@@ -427,7 +427,7 @@ FAILS_AT_SECOND = """
 
 def test_a_preparation_that_fails_is_caught(documents_file: Path, tmp_path: Path) -> None:
     settings = PreparationSettings((documents_file,), kills=0, command=program(tmp_path, FAILS_AT_SECOND))
-    outcome = prepare_under_fire(settings, Silent())
+    outcome = prepare_with_kills(settings, Silent())
     assert not outcome.passed
     assert outcome.failures[0] == "command 1 ended with exit code 1: out of order"
 
@@ -436,14 +436,14 @@ def test_folders_are_compared_file_by_file() -> None:
     assert differences({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) == []
     assert differences({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == [
         "a is missing",
-        "c should not be there",
-        "b is not as in peace",
+        "c is unexpected",
+        "b differs from the uninterrupted run",
     ]
-    assert differences({}, {}) == ["nothing was prepared in peace"]
+    assert differences({}, {}) == ["the uninterrupted run wrote nothing"]
     assert children(2**22 + 1) == []
 
 
-# T1 to T8, a training of seconds under fire.
+# T1 to T8, short training runs with kills
 
 
 def test_killed_trainings_lose_nothing() -> None:
@@ -451,7 +451,7 @@ def test_killed_trainings_lose_nothing() -> None:
     assert outcome.failures == []
     assert outcome.passed
     assert outcome.figures["lost"] == 0
-    assert outcome.figures["runs"] == outcome.figures["weights as uninterrupted"]
+    assert outcome.figures["runs"] == outcome.figures["identical weights"]
     assert int(outcome.figures["kills"]) >= 4
     assert int(outcome.figures["inside saves"]) >= 1
 
@@ -475,12 +475,12 @@ def test_resumed_at_every_step() -> None:
     assert (outcome.figures["resumed"], outcome.figures["epochs"], outcome.figures["different"]) == (6, 2, 0)
 
 
-def test_one_epoch_is_too_few_to_tell() -> None:
+def test_one_epoch_is_too_short() -> None:
     outcome = resumes.run(resumes.ResumeSettings(last=1, documents=60, ways=("plain",)), Silent())
-    assert outcome.failures == ["all of it was one epoch; its end was to be crossed"]
+    assert outcome.failures == ["the run was only one epoch; it must cross an epoch boundary"]
 
 
-def test_teams_of_other_sizes_see_the_same() -> None:
+def test_process_groups_of_any_size_see_the_same_samples() -> None:
     chain: tuple[team_sizes.Stage, ...] = ((2, "ddp"), (1, "ddp"), (2, "fsdp"))
     outcome = team_sizes.run(team_sizes.SizeSettings(chains=(chain,), steps=6), Silent())
     assert outcome.failures == []
@@ -492,20 +492,23 @@ def test_disks_that_fail() -> None:
     assert outcome.failures == []
     assert int(outcome.figures["writes that failed"]) >= 6
     assert (outcome.figures["lost"], outcome.figures["left behind"]) == (0, 0)
-    assert outcome.figures["real disks"] in ("1 full, 1 read-only", "not root", "none to be had")
+    assert outcome.figures["real disks"] in ("1 full, 1 read-only", "not root", "not available")
 
 
 def test_damaged_checkpoints() -> None:
     outcome = damage.run(damage.DamageSettings(count=40, resumed=1), Silent())
     assert outcome.failures == []
     assert (outcome.figures["detected"], outcome.figures["fell back"]) == (40, 40)
-    assert (outcome.figures["resumed to the same weights"], outcome.figures["refused with none left"]) == (2, 1)
+    assert (
+        outcome.figures["resumed to the same weights"],
+        outcome.figures["rejected without an intact checkpoint"],
+    ) == (2, 1)
 
 
 def test_bad_batches_leave_no_trace() -> None:
     outcome = spikes.run(spikes.SpikeSettings(places=1, rows=1), Silent())
     assert outcome.failures == []
-    assert (outcome.figures["bad steps"], outcome.figures["left out and told"]) == (3, 3)
+    assert (outcome.figures["bad steps"], outcome.figures["skipped and reported"]) == (3, 3)
     assert (outcome.figures["checkpoints of them"], outcome.figures["runs ended by five in a row"]) == (0, 1)
     assert outcome.figures["resumed to the same weights"] == 1
 
@@ -513,7 +516,7 @@ def test_bad_batches_leave_no_trace() -> None:
 def test_several_writers_never_mix() -> None:
     outcome = writers.run(writers.WriterSettings(trials=1, commands=("convert",)), Silent())
     assert outcome.failures == []
-    assert outcome.figures["mixed or missing"] == outcome.figures["neighbours touched"] == 0
+    assert outcome.figures["mixed or missing"] == outcome.figures["other files changed"] == 0
     assert int(outcome.figures["wrote"]) >= 1
 
 
@@ -527,12 +530,12 @@ def test_killed_jobs_leave_no_answers_to_others() -> None:
 def test_changed_bases_are_refused() -> None:
     outcome = changes.run(changes.ChangeSettings(("finetune",), every=6), Silent())
     assert outcome.failures == []
-    assert int(outcome.figures["refused by name"]) >= 2
-    assert outcome.figures["taken silently"] == 0
+    assert int(outcome.figures["rejected by name"]) >= 2
+    assert outcome.figures["accepted silently"] == 0
 
 
 def test_neighbours_are_left_alone(tmp_path: Path) -> None:
-    street = neighbours._Street(tmp_path, neighbours.NeighbourSettings(("vocab",)))
+    street = neighbours._OutputTrials(tmp_path, neighbours.NeighbourSettings(("vocab",)))
     for case in list(street.cases("vocab"))[::12]:
         case()
     assert street.failures == []
@@ -542,19 +545,21 @@ def test_neighbours_are_left_alone(tmp_path: Path) -> None:
 def test_results_are_compared_to_the_bit(tmp_path: Path) -> None:
     one = training.Result("abc", [{"step": 1, "loss": 0.5}])
     assert training.differences(one, one, "here") == []
-    assert training.differences(replace(one, weights="abd"), one, "here") == ["here: other weights than in peace"]
+    assert training.differences(replace(one, weights="abd"), one, "here") == [
+        "here: weights differ from the uninterrupted run"
+    ]
     other = replace(one, losses=[{"step": 1, "loss": 0.5 + 2**-50}])
-    assert training.differences(other, one, "here") == ["here: other losses than in peace"]
+    assert training.differences(other, one, "here") == ["here: losses differ from the uninterrupted run"]
     for name in ("a.tmp", "b.old", "c.json"):
         (tmp_path / name).touch()
     assert training.leftovers(tmp_path) == ["a.tmp", "b.old"]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
-def test_made_faults_are_those_of_a_disk(code: int, tmp_path: Path) -> None:
-    """Once for an error, for good where there is no room; and only below the folder."""
-    pipe, told = multiprocessing.Pipe(duplex=False)
-    disk = faults._Disk(faults.Fail(tmp_path / "run", 2, code), told)
+def test_injected_faults_behave_like_a_disk(code: int, tmp_path: Path) -> None:
+    """Injected faults behave like a disk's: once for an I/O error, lasting without space, only below the folder."""
+    pipe, messages = multiprocessing.Pipe(duplex=False)
+    disk = faults._Disk(faults.Fail(tmp_path / "run", 2, code), messages)
     disk.check("open", tmp_path / "elsewhere")
     disk.check("open", tmp_path / "run" / "one")
     with pytest.raises(OSError, match="two") as caught:
@@ -568,7 +573,7 @@ def test_made_faults_are_those_of_a_disk(code: int, tmp_path: Path) -> None:
         disk.check("write", tmp_path / "run" / "three")
 
 
-# The campaign.
+# The campaign
 
 
 @dataclass(frozen=True)
@@ -577,7 +582,7 @@ class Sizes:
 
 
 def made_trial(passed: bool = True, size: int = 1) -> tuple[Trial, list[int]]:
-    """A trial that notes its runs."""
+    """Return a trial that records its runs."""
     runs: list[int] = []
 
     def run(settings: Sizes, progress: Progress) -> Outcome:
@@ -588,7 +593,7 @@ def made_trial(passed: bool = True, size: int = 1) -> tuple[Trial, list[int]]:
     return Trial("something", "nothing broken", Sizes(size), run, ("torture/campaign.py",)), runs
 
 
-def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
+def test_passed_trials_are_not_repeated(tmp_path: Path) -> None:
     good, good_runs = made_trial()
     bad, bad_runs = made_trial(passed=False)
     for _ in range(2):
@@ -599,7 +604,7 @@ def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
     assert (len(good_runs), len(bad_runs)) == (2, 2)
 
 
-def test_other_settings_and_sources_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_settings_and_sources_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial, runs = made_trial()
     run_trials({"T1": trial}, ["T1"], tmp_path, Silent())
     assert run_trials({"T1": replace(trial, settings=Sizes(2))}, [], tmp_path, Silent()) == {}
@@ -645,7 +650,7 @@ def test_files_of_every_trial_are_there() -> None:
     assert "--fresh" in done.stdout
 
 
-# T29, memory limits; T31, files that change under a service.
+# T29, memory limits; T31, files that change while they are served
 
 
 def test_commands_under_limits_of_memory() -> None:
@@ -660,7 +665,7 @@ def test_commands_under_limits_of_memory() -> None:
     [
         (0, "", None),
         (2, "cloze: error: not enough memory; use less", None),
-        (2, "cloze: error: no such file", "a refusal that does not speak of memory: cloze: error: no such file"),
+        (2, "cloze: error: no such file", "the error message does not mention memory: cloze: error: no such file"),
         (1, "cloze: error: RuntimeError: memory (a bug in cloze)", "exit code 1: cloze: error: RuntimeError: memory"),
         (-9, "", "exit code -9: nothing"),
         (2, "Traceback (most recent call last):\nMemoryError", "exit code 2: MemoryError"),

@@ -1,4 +1,4 @@
-"""The worker pool: order, repeated tasks, errors with their places, and nothing left behind."""
+"""The worker pool: order, repeated tasks, errors with their positions, and clean shutdown."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_results_carry_the_index_of_their_task(tmp_path: object) -> None:
     assert reported == [2**18] * len(tasks)
 
 
-def test_task_of_a_dead_worker_is_repeated_and_its_progress_taken_back(tmp_path: object) -> None:
+def test_task_of_a_dead_worker_is_repeated_and_its_progress_reset(tmp_path: object) -> None:
     deaths, reported = list[tuple[int | None, int, int]](), list[int]()
     with WorkerPool(
         PROGRAM,

@@ -1,5 +1,5 @@
-"""The torture campaign: what the product promises to survive, tried at full length.
+"""The torture campaign: full-length tests of the robustness guarantees of the product.
 
-``make torture`` runs it and prints what was tested, what was to be reached and what was found. A short form of each
-test runs with the others, through the same functions (``tests/test_torture.py``).
+``make torture`` runs it and prints what was tested, the required result and the measured one. A short version of each
+test runs with the unit tests, through the same functions (``tests/test_torture.py``).
 """

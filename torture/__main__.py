@@ -1,10 +1,10 @@
 """``python -m torture``: run the campaign and print its table.
 
-    python -m torture                 what has not passed yet
-    python -m torture --only T9 T10   these
-    python -m torture --fresh         all again
+    python -m torture                 run all tests that have not passed yet
+    python -m torture --only T9 T10   run only these tests
+    python -m torture --fresh         run all tests again
 
-Exits with 1 if a chosen test failed. Figures are kept in ``runs/torture/results.json``.
+Exits with 1 if a selected test failed. Results are stored in ``runs/torture/results.json``.
 """
 
 import argparse
@@ -52,28 +52,28 @@ _TRAINING = ("torture/training.py", "tests/corpus/texts.py")
 _COMMANDS = ("torture/commands.py", *_TRAINING)
 TRIALS = {
     "T1": Trial(
-        "training killed (SIGKILL) 200 times, at least 50 of them inside a save",
-        "0 committed checkpoints lost; final weights = uninterrupted",
+        "training killed by SIGKILL 200 times, at least 50 of them inside a save",
+        "0 committed checkpoints lost; final weights identical to an uninterrupted run",
         kills.KillSettings(),
         kills.run,
         ("torture/kills.py", *_TRAINING),
     ),
     "T2": Trial(
         "two processes, DDP and FSDP2, one of them killed 20 times under torchrun --max-restarts",
-        "0 lost; completes; losses = uninterrupted (1e-6)",
+        "0 lost; completes; losses equal to an uninterrupted run (1e-6)",
         ranks.RankSettings(),
         ranks.run,
         ("torture/ranks.py", "torture/preparation.py", *_TRAINING),
     ),
     "T3": Trial(
-        "SIGTERM and SIGINT in a step, a save, an evaluation and preparation, 50 each",
+        "SIGTERM and SIGINT during steps, saves, evaluation and preparation, 50 each",
         "at most one step lost; exit codes 143 and 130; < 25 s",
         signals.SignalSettings(),
         signals.run,
         ("torture/signals.py", "torture/preparation.py", *_TRAINING),
     ),
     "T4": Trial(
-        "resumed at every step from 1 to 30, across epochs, in parts, in two phases",
+        "resumed at every step from 1 to 30: across epochs, with gradient accumulation, in two phases",
         "losses and weights bit-identical",
         resumes.ResumeSettings(),
         resumes.run,
@@ -88,21 +88,21 @@ TRIALS = {
     ),
     "T6": Trial(
         "disk full, I/O error, read-only, at each write of a training",
-        "checkpoint before intact; one line, exit code 2; nothing half-written",
+        "previous checkpoint intact; one line, exit code 2; no partial files",
         disks.DiskSettings(),
         disks.run,
         ("torture/disks.py", "torture/faults.py", *_TRAINING),
     ),
     "T7": Trial(
         "500 flips and truncations of checkpoint files",
-        "all detected; falls back",
+        "all detected; falls back to the previous checkpoint",
         damage.DamageSettings(),
         damage.run,
         ("torture/damage.py", "torture/resumes.py", *_TRAINING),
     ),
     "T8": Trial(
-        "a loss that is not a number, an infinite gradient, a tenfold loss; five in a row",
-        "never checkpointed; told; resumes",
+        "a NaN loss, an infinite gradient, a tenfold loss; five in a row",
+        "never checkpointed; reported; resumes",
         spikes.SpikeSettings(),
         spikes.run,
         ("torture/spikes.py", *_TRAINING),
@@ -115,7 +115,7 @@ TRIALS = {
         ("torture/vocabulary.py",),
     ),
     "T10": Trial(
-        "100,000 generated strings, and fixed classes of what texts should not have",
+        "100,000 generated strings, and fixed classes of difficult ones",
         "0 crashes; ids of the original BERT where defined; offsets valid; <= 2 s/MB",
         strings.StringSettings(),
         strings.run,
@@ -130,78 +130,78 @@ TRIALS = {
         ),
     ),
     "T13": Trial(
-        "CSV and JSONL: mark, CRLF, NUL, ragged, bad UTF-8, unknown labels, lines of 100 MB; text of one such line",
+        "CSV and JSONL: BOM, CRLF, NUL, ragged rows, bad UTF-8, unknown labels, lines of 100 MB; text of one such line",
         "a line number in each message; memory bounded",
         tables.TableSettings(),
         tables.run,
         ("torture/tables.py",),
     ),
     "T14": Trial(
-        "50,000 requests made from the service's own description, and bodies that have broken others",
+        "50,000 requests generated from the OpenAPI description, and bodies known to break parsers",
         "0 x 5xx",
         bodies.BodySettings(),
         bodies.run,
         ("torture/bodies.py", *_SERVICE),
     ),
     "T15": Trial(
-        "load at 1, 2, 5 and 20 times what the service can do",
-        "really offered; 0 crashes; p99 within the queue and 2 batches; goodput >= 90 %; memory grows < 10 %",
+        "load at 1, 2, 5 and 20 times the capacity of the service",
+        "load really sent; 0 crashes; p99 within a full queue and 2 batches; goodput >= 90 %; memory grows < 10 %",
         overload.OverloadSettings(),
         overload.run,
         ("torture/overload.py", *_SERVICE),
     ),
     "T16": Trial(
-        "half an hour of questions, a fifth of them left before the answer",
+        "half an hour of requests, a fifth of them aborted by the client",
         "memory and descriptors flat",
         soak.SoakSettings(),
         soak.run,
         ("torture/soak.py", *_SERVICE),
     ),
     "T17": Trial(
-        "500 slow clients, bodies that are too large or have no end",
-        "408, 413 or closed, 429 for bodies without end; /health < 100 ms",
+        "500 slow clients; bodies that are too large or endless",
+        "408, 413 or closed, 429 for endless bodies; /health < 100 ms",
         slow_clients.SlowSettings(),
         slow_clients.run,
         ("torture/slow_clients.py", *_SERVICE),
     ),
     "T18": Trial(
         "SIGTERM under load, 50 times",
-        "everything that was asked is answered; exit code 0",
+        "every request sent before is answered; exit code 0",
         drains.DrainSettings(),
         drains.run,
         ("torture/drains.py", *_SERVICE),
     ),
     "T19": Trial(
-        "100,000 requests in fp32, bf16 and int8, each text alone and in company",
+        "100,000 requests in fp32, bf16 and int8, each text alone and in batches",
         "differences <= 1e-5 (fp32), cosine >= 0.9999 (bf16, int8); none swapped",
         swaps.SwapSettings(),
         swaps.run,
         ("torture/swaps.py", *_SERVICE),
     ),
     "T20": Trial(
-        "models that raise, panic or give no numbers",
-        "that request fails, its neighbours and the service do not; counted",
+        "models that raise, panic or lose results",
+        "only that request fails; failures are counted",
         failing_models.FaultSettings(),
         failing_models.run,
         ("torture/failing_models.py", *_SERVICE),
     ),
     "T21": Trial(
-        "every route with no, wrong and the right key; other hosts and origins",
+        "every route with no, wrong and the right key; foreign hosts and origins",
         "only /health is open",
-        doors.DoorSettings(),
+        doors.AccessSettings(),
         doors.run,
         ("torture/doors.py", *_SERVICE),
     ),
     "T22": Trial(
-        "40 pieces of markup as words, labels, names and texts, in a real browser",
-        "all of them shown; 0 dialogs; 0 violations of the policy; 0 requests to others",
+        "40 markup payloads as words, labels, names and texts, in a real browser",
+        "all displayed as text; 0 dialogs; 0 policy violations; 0 requests to other hosts",
         pages.PageSettings(),
         pages.run,
         ("torture/pages.py", *_SERVICE),
     ),
     "T23": Trial(
         "preparation whose processes are killed 50 times",
-        "byte-identical to one process's; nothing left behind",
+        "byte-identical to the output of one process; nothing left behind",
         preparation.PreparationSettings(),
         preparation.run,
         ("torture/preparation.py", "torture/vocabulary.py"),
@@ -215,28 +215,28 @@ TRIALS = {
     ),
     "T25": Trial(
         "two and four processes on one output, of every command that writes, 200 times",
-        "one writes, others are refused or take turns; never a mixed or missing file; neighbours untouched",
+        "one writes, others are rejected or take turns; no mixed or missing files; other files unchanged",
         writers.WriterSettings(),
         writers.run,
         ("torture/writers.py", *_COMMANDS),
     ),
     "T26": Trial(
-        "outputs beside and onto files, folders, links, devices, pipes and what is protected; umasks",
-        "nothing of the user's deleted or followed; modes follow the umask",
+        "outputs beside and onto files, folders, links, devices, pipes and protected files; umasks",
+        "no user file deleted or followed; modes follow the umask",
         neighbours.NeighbourSettings(),
         neighbours.run,
         ("torture/neighbours.py", *_COMMANDS),
     ),
     "T27": Trial(
         "a file job killed before each of its file operations, then another job with the same output",
-        "never an old answer",
+        "never results of the old job",
         parts.PartSettings(),
         parts.run,
         ("torture/parts.py", *_COMMANDS),
     ),
     "T28": Trial(
         "each file of a run, its base or its corpus changed between a kill and the resumption",
-        "refused, naming what has changed",
+        "rejected with the name of the changed file",
         changes.ChangeSettings(),
         changes.run,
         ("torture/changes.py", *_COMMANDS),
@@ -249,15 +249,15 @@ TRIALS = {
         ("torture/memory_limits.py", "torture/vocabulary.py", "tests/model/made.py", *_TRAINING),
     ),
     "T30": Trial(
-        "one greedy client, and nine modest ones",
-        "the modest ones keep 80 % of what they get done when all ten are modest",
+        "one greedy client and nine modest ones",
+        "the modest ones retain 80 % of their throughput among ten modest ones",
         shares.ShareSettings(),
         shares.run,
         ("torture/shares.py", "torture/overload.py", *_SERVICE),
     ),
     "T31": Trial(
         "every file of a model truncated, overwritten, replaced and deleted while it is served",
-        "answers as before, or refusals; no crash",
+        "responses as before, or rejections; no crash",
         changing_files.ChangeSettings(),
         changing_files.run,
         ("torture/changing_files.py", *_SERVICE),
@@ -267,10 +267,10 @@ FOLDER = ROOT / "runs" / "torture"
 
 
 def main(arguments: Sequence[str] | None = None, trials: dict[str, Trial] = TRIALS, folder: Path = FOLDER) -> int:
-    """Run what is asked for, print the table, and return the exit code."""
+    """Run the selected tests, print the table, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m torture", description="Run the torture campaign.")
     parser.add_argument("--only", nargs="+", choices=trials, default=list(trials), metavar="T", help="these tests")
-    parser.add_argument("--fresh", action="store_true", help="run again what has passed already")
+    parser.add_argument("--fresh", action="store_true", help="also run tests that have passed already")
     asked = parser.parse_args(arguments)
     try:
         with Reporter() as reporter:
@@ -282,7 +282,7 @@ def main(arguments: Sequence[str] | None = None, trials: dict[str, Trial] = TRIA
         for failure in outcome.failures:
             print(f"{name}: {failure}", file=sys.stderr)
     rows = [(name, trial.tested, trial.to_reach, *_found(outcomes.get(name))) for name, trial in trials.items()]
-    print_table(("test", "what was tested", "to reach", "found", "verdict"), rows)
+    print_table(("test", "tested", "required", "measured", "result"), rows)
     return 0 if all(outcomes[name].passed for name in asked.only) else 1
 
 

@@ -1,7 +1,7 @@
-"""T14: what a service may be sent. Bodies of a kind that has broken others, and requests made from its own description.
+"""T14: request bodies known to break parsers, and requests generated from the service's OpenAPI description.
 
-The requests are made by schemathesis, in process: half as the description says, half against it. None may be answered
-with a status of 500 or above, and every answer of JSON must be JSON.
+schemathesis generates the requests in process: half conform to the description, half violate it. No response may have a
+status of 500 or above, and every JSON response must be valid JSON.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from torture.services import Running, made_service
 _MOST_FAILURES = 10
 _DEEP = 20_000
 
-# Alone, as a text, and as a key: what JSON allows and programs stumble over.
+# Difficult JSON values: tried as a whole body, as a text, and as a key.
 _VALUES = [
     *(
         b'"\\ud800"',
@@ -70,7 +70,7 @@ def _bodies() -> Iterator[bytes]:
     for key in _KEYS:
         for value in _VALUES:
             yield b'{"texts": "cat", "input": "cat", "' + key.encode() + b'": ' + value + b"}"
-    yield b'{"texts": "a", "texts": "b", "input": "a", "input": "b"}'  # twice the same key
+    yield b'{"texts": "a", "texts": "b", "input": "a", "input": "b"}'  # duplicate keys
     yield b'{"\\ud800": 1, "texts": "a", "input": "a"}'
     yield json.dumps({"texts": "a", **{f"key{number}": 1 for number in range(500)}}).encode()
 
@@ -80,18 +80,18 @@ BODIES: Sequence[bytes] = list(_bodies())
 
 @dataclass(frozen=True)
 class BodySettings:
-    """How many requests are made, and of which routes if not of all."""
+    """The number of generated requests, and the routes if not all."""
 
     cases: int = 50_000
     paths: tuple[str, ...] = ()
 
 
-def run(asked: BodySettings, progress: Progress) -> Outcome:
-    """Send them all to a service with a model of every kind."""
+def run(settings: BodySettings, progress: Progress) -> Outcome:
+    """Send the fixed bodies and the generated requests to a service with a model of every kind."""
     failures: list[str] = []
     with made_service() as service:
         odd = asyncio.run(_send_odd(service, service.post_paths(), failures))
-        made = send_generated(service, asked, failures, progress)
+        made = send_generated(service, settings, failures, progress)
     figures: dict[str, str | int | float] = {
         "odd bodies": odd,
         "generated": sum(made.values()),
@@ -111,7 +111,7 @@ async def _send_odd(service: Running, paths: list[str], failures: list[str]) -> 
 
 
 def check(answer: httpx.Response, what: str, failures: list[str]) -> None:
-    """Note what should not be answered."""
+    """Add a failure for every response with status 500 or above or with invalid JSON."""
     if answer.status_code >= 500:
         failures.append(f"{what}: {answer.status_code} {answer.text[:80]}")
     elif answer.headers.get("content-type") == "application/json":
@@ -125,30 +125,30 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def send_generated(service: Running, asked: BodySettings, failures: list[str], progress: Progress) -> dict[int, int]:
-    """Requests from the description, at least as many as asked; how often which status came back.
+def send_generated(service: Running, settings: BodySettings, failures: list[str], progress: Progress) -> dict[int, int]:
+    """Send generated requests, at least as many as configured; return the number of responses per status.
 
-    Routes take turns. One that takes nothing has one request to make, so that another round makes up for it.
+    Routes take turns. A route without parameters has only one possible request, so further rounds make up for it.
     """
     schema = schemathesis.openapi.from_dict(service.get("/openapi.json").json())
     found: list[Any] = [result.ok() for result in schema.get_all_operations()]  # type: ignore[union-attr]
-    operations = [one for one in found if one.path in (asked.paths or [one.path])]
+    operations = [one for one in found if one.path in (settings.paths or [one.path])]
     strategies = [
         operation.as_strategy(generation_mode=mode)
         for operation in operations
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
-        # What takes nothing has nothing to be wrong in.
+        # A route without parameters has no invalid requests.
         if mode is GenerationMode.POSITIVE or operation.method.upper() == "POST"
     ]
     statuses: dict[int, int] = {}
     turns, sent = itertools.count(), 0
     with service.blocking() as ask:
-        while sent < asked.cases:
-            turn, share = next(turns), max(1, (asked.cases - sent) // len(strategies))
+        while sent < settings.cases:
+            turn, share = next(turns), max(1, (settings.cases - sent) // len(strategies))
             for strategy in strategies:
                 _try_cases(strategy, share, turn, ask, statuses, failures)
                 sent = sum(statuses.values())
-                progress.advance("T14: requests, of all routes", min(sent, asked.cases), asked.cases)
+                progress.advance("T14: requests, of all routes", min(sent, settings.cases), settings.cases)
     return statuses
 
 
@@ -173,7 +173,7 @@ def _try_cases(
         try:
             answer = ask(words["method"], words["url"], content=content, headers=headers, params=words.get("params"))
         except (httpx.InvalidURL, UnicodeError, httpx.LocalProtocolError):
-            return  # no request that could be sent
+            return  # every request that could be generated was sent
         statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
         check(answer, f"{words['method']} {words['url'][:60]} {str(content)[:80]}", failures)
 

@@ -1,7 +1,8 @@
-"""Running tests that take minutes, and keeping what they found.
+"""Run long tests and store their results.
 
-A finished test's figures are kept with what they depended on: the sources of cloze, the test's own files, its settings,
-and the versions below. What has passed under the same conditions is not run again; what has failed is.
+The results of a finished test are stored with a digest of everything that they depend on: the sources of cloze, the
+test's own files, its settings, and library versions. A test that passed under the same conditions is not run again; a
+failed test is.
 """
 
 import platform
@@ -24,7 +25,7 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a test found: its figures by name, and a line for each of the first failures."""
+    """The result of a test: figures by name, and one line for each of the first failures."""
 
     passed: bool
     figures: dict[str, str | int | float]
@@ -34,10 +35,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Trial:
-    """One test of the campaign: what it tries, what is to be reached, and how it is run.
+    """One test of the campaign: what it tests, the required result, and how to run it.
 
-    ``settings`` is a frozen dataclass, which ``run`` takes; ``files`` are those that it consists of, so that a changed
-    test is run again.
+    ``settings`` is a frozen dataclass that ``run`` takes; ``files`` are the sources of the test, so that a changed test
+    runs again.
     """
 
     tested: str
@@ -50,9 +51,9 @@ class Trial:
 def run_trials(
     trials: Mapping[str, Trial], chosen: Iterable[str], folder: Path, progress: Progress, *, fresh: bool = False
 ) -> dict[str, Outcome]:
-    """Run the chosen trials that have not passed yet, and return what is known of all."""
+    """Run the selected trials that have not passed yet; return all known results."""
     kept = read_json(folder / RESULTS) if (folder / RESULTS).is_file() else {}
-    # Once: what changes during a run must not count as tried.
+    # Computed once before the runs: a source file that changes during a run was not tested.
     depends = {name: conditions(trial) for name, trial in trials.items()}
     for name in chosen:
         known = _kept_outcome(kept, name, depends[name])
@@ -71,7 +72,7 @@ def run_trials(
 
 
 def conditions(trial: Trial) -> dict[str, Any]:
-    """Everything that a trial's figures depend on."""
+    """Return a digest of everything that a trial's results depend on."""
     settings = {field.name: str(getattr(trial.settings, field.name)) for field in fields(trial.settings)}
     sources = (path for path in SOURCES.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return {
@@ -85,7 +86,7 @@ def conditions(trial: Trial) -> dict[str, Any]:
 
 
 def digest(paths: Iterable[Path], root: Path) -> str:
-    """One SHA-256 of the names and contents of files."""
+    """Return one SHA-256 of the names and contents of files."""
     lines = (f"{path.relative_to(root).as_posix()} {sha256(path.read_bytes()).hexdigest()}" for path in paths)
     return sha256("\n".join(sorted(lines)).encode()).hexdigest()
 

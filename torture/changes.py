@@ -1,8 +1,8 @@
-"""T28: a run whose model, text, rows or own files change between a kill and its resumption is refused, naming the file.
+"""T28: a run is rejected if its model, text, rows or own files change between a kill and the resumption.
 
-A training is killed by SIGKILL right after its first checkpoint. Then one file of what it started from, or of the run
-itself, is changed, and the command is given again. It must end with exit code 2 and one line that says what is not as
-it was. What has no part in the result, such as a model card, may change.
+Training is killed by SIGKILL right after its first checkpoint. Then one file of its inputs or of the run itself is
+changed, and the command is run again. It must end with exit code 2 and one line that names the change. Files that do
+not affect the result, such as a model card, may change.
 """
 
 import os
@@ -18,16 +18,16 @@ from cloze.checkpoint import StateStore, TrainingState
 from cloze.progress import Progress
 from torture.campaign import Outcome
 from torture.commands import Inputs, SmallParts
-from torture.training import command, live
+from torture.training import command, run_command
 
 _MOST_FAILURES = 10
-# Files that have no part in what is made of a folder.
-_HARMLESS = {"README.md", "shard.json"}  # the latter is of use to the preparation alone
+# Files that do not affect the result.
+_HARMLESS = {"README.md", "shard.json"}  # shard.json is only used by preparation
 
 
 @dataclass(frozen=True)
 class ChangeSettings:
-    """Which trainings; all if none. Of the files of each, every so many is changed."""
+    """The kinds of training (all if empty), and a stride over the files to change."""
 
     trainings: tuple[str, ...] = ()
     every: int = 1
@@ -35,10 +35,10 @@ class ChangeSettings:
 
 @dataclass(frozen=True)
 class KillAfterSave:
-    """The hook: SIGKILL right after the first checkpoint."""
+    """Hook: SIGKILL right after the first checkpoint."""
 
     def __call__(self, pipe: Connection) -> None:
-        """Put the kill behind the save."""
+        """Patch the save function to kill the process afterwards."""
         save = StateStore.save
 
         def killing(store: StateStore, state: TrainingState) -> None:
@@ -52,21 +52,21 @@ class KillAfterSave:
 def run(settings: ChangeSettings, progress: Progress) -> Outcome:
     """Change every file."""
     with TemporaryDirectory() as name:
-        bench = _Bench(Path(name).resolve(), settings)
-        for training in bench.trainings:
-            bench.change_everything(training, progress)
+        trials = _ChangeTrials(Path(name).resolve(), settings)
+        for training in trials.trainings:
+            trials.change_everything(training, progress)
         figures: dict[str, str | int | float] = {
-            "files changed": bench.changed,
-            "refused by name": bench.refused,
-            "fell back": bench.fell_back,
-            "harmless": bench.harmless,
-            "taken silently": bench.taken,
+            "files changed": trials.changed,
+            "rejected by name": trials.refused,
+            "fell back": trials.fell_back,
+            "harmless": trials.harmless,
+            "accepted silently": trials.taken,
         }
-        return Outcome(not bench.failures, figures, bench.failures[:_MOST_FAILURES])
+        return Outcome(not trials.failures, figures, trials.failures[:_MOST_FAILURES])
 
 
-class _Bench:
-    """Trainings, each killed once; what they start from is restored after every change."""
+class _ChangeTrials:
+    """Trainings that were killed once each; inputs are restored after every change."""
 
     def __init__(self, scratch: Path, settings: ChangeSettings) -> None:
         self._scratch, self._settings = scratch, settings
@@ -111,12 +111,12 @@ class _Bench:
         self.failures: list[str] = []
 
     def change_everything(self, training: str, progress: Progress) -> None:
-        """Kill a training, and give its command again with one file changed, for every file."""
+        """Kill a training, then run its command again for every file, with that file changed."""
         words, sources = self._commands[training]
         killed = self._scratch / f"killed-{training.replace(' ', '-')}"
-        code, life = live(self._words(words, killed), self._scratch / "said", KillAfterSave())
+        code, child = run_command(self._words(words, killed), self._scratch / "said", KillAfterSave())
         if code != -9:
-            self.failures.append(f"{training}: not killed: exit code {code}: {life.last_words}")
+            self.failures.append(f"{training}: not killed: exit code {code}: {child.last_line}")
             return
         files = [path for source in sources for path in _files(source)]
         own = _files(killed)
@@ -129,7 +129,7 @@ class _Bench:
         return [str(out) if word == "OUT" else word for word in words]
 
     def _change(self, training: str, path: Path, killed: Path, *, is_own: bool) -> None:
-        """Change one file, in a copy of the run if it is its own, and judge what the command does."""
+        """Change one file, in a copy of the run if it belongs to the run, and check the result of the command."""
         out = self._scratch / "resumed" / killed.name
         shutil.rmtree(out.parent, ignore_errors=True)
         shutil.copytree(killed, out)
@@ -137,25 +137,27 @@ class _Bench:
         before, state = victim.read_bytes(), victim.stat()
         _flip(victim)
         words = self._words(self._commands[training][0], out)
-        code, life = live(words, self._scratch / "said", SmallParts())
+        code, child = run_command(words, self._scratch / "said", SmallParts())
         if not is_own:
             victim.write_bytes(before)
             os.utime(victim, ns=(state.st_atime_ns, state.st_mtime_ns))
         self.changed += 1
         place = f"{training}, {path.name} changed"
-        said = life.words
-        named = path.name in life.last_words or path.parent.name in life.last_words
+        said = child.output
+        named = path.name in child.last_line or path.parent.name in child.last_line
         if path.name in _HARMLESS or (is_own and path.name == "lock"):
             self.harmless += 1
             if code != 0:
-                self.failures.append(f"{place}: refused though it does not matter: {life.last_words}")
-        elif code == 2 and (named or "settings differ" in life.last_words or "not match its manifest" in said):
+                self.failures.append(
+                    f"{place}: rejected although the file does not affect the result: {child.last_line}"
+                )
+        elif code == 2 and (named or "settings differ" in child.last_line or "not match its manifest" in said):
             self.refused += 1
         elif code == 0 and is_own and "falling back" in said:
             self.fell_back += 1
         else:
             self.taken += code == 0
-            self.failures.append(f"{place}: exit code {code}: {life.last_words}")
+            self.failures.append(f"{place}: exit code {code}: {child.last_line}")
 
 
 def _files(place: Path) -> list[Path]:
@@ -163,7 +165,7 @@ def _files(place: Path) -> list[Path]:
 
 
 def _flip(path: Path) -> None:
-    """Change a file by as little as keeps it readable: in a text another digit or letter, else another byte."""
+    """Change a file but keep it readable: replace a digit or letter in a text, otherwise one byte."""
     content = bytearray(path.read_bytes())
     try:
         content.decode("utf-8")

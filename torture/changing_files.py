@@ -1,7 +1,8 @@
-"""T31: the files of a model are truncated, overwritten, replaced and deleted while a service serves it.
+"""T31: model files are truncated, overwritten, replaced and deleted while a service serves the model.
 
-The service has read them when it started: every answer must be the one from before, and it must not crash. A mapped
-file would end the process with SIGBUS where it was truncated, and give other answers where it was overwritten.
+The service loads the files at start-up: every response must equal the one from before the damage, and the service must
+not crash. A memory-mapped file would end the process with SIGBUS after truncation and change the responses after an
+overwrite.
 """
 
 import os
@@ -28,7 +29,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ChangeSettings:
-    """How many rounds of every damage to every file, and in which precisions."""
+    """The rounds of each kind of damage to each file, and the precisions."""
 
     rounds: int = 3
     precisions: tuple[str, ...] = ("fp32", "int8", "auto")  # auto: int8 from the cache, whose files are damaged as well
@@ -63,23 +64,23 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 def run(settings: ChangeSettings, progress: Progress) -> Outcome:
-    """Damage every file in every way, and ask after each."""
+    """Apply every kind of damage to every file, and compare the responses after each."""
     failures: list[str] = []
-    asked = 0
+    damages = 0
     for precision in settings.precisions:
         with TemporaryDirectory() as scratch:
             folder = saved(model_folder(["mlm", "nsp"]), Path(scratch) / "model")
             cache = {"XDG_CACHE_HOME": str(Path(scratch) / "cache")}
             with process([str(folder)], "--threads", "1", "--precision", precision, environment=cache) as service:
                 done, found = damage_everything(service, Path(scratch), settings.rounds)
-        asked, failures = asked + done, failures + [f"{precision}: {failure}" for failure in found]
+        damages, failures = damages + done, failures + [f"{precision}: {failure}" for failure in found]
         progress.say(f"T31: {precision}: {done} damages")
-    figures: dict[str, str | int | float] = {"damages": asked, "wrong": len(failures)}
-    return Outcome(not failures and asked > 0, figures, failures[:_MOST_FAILURES])
+    figures: dict[str, str | int | float] = {"damages": damages, "wrong": len(failures)}
+    return Outcome(not failures and damages > 0, figures, failures[:_MOST_FAILURES])
 
 
 def damage_everything(service: Process, folder: Path, rounds: int) -> tuple[int, list[str]]:
-    """Return how often a file was damaged, and what was wrong afterwards; each file is put back before the next."""
+    """Return the number of damages and the failures; each file is restored before the next damage."""
     files = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     expected = {path: ask(service, path) for path in QUESTIONS}
     done, failures = 0, list[str]()
@@ -96,14 +97,14 @@ def damage_everything(service: Process, folder: Path, rounds: int) -> tuple[int,
 
 
 def ask(service: Process, path: str) -> Any:
-    """Return the answer to a question."""
+    """Return the response of a route."""
     answer = httpx.post(f"{service.address}{path}", json=QUESTIONS[path], timeout=60)
     answer.raise_for_status()
     return answer.json()
 
 
 def differences(service: Process, expected: dict[str, Any]) -> list[str]:
-    """Return what differs from the answers of before; a refusal is none."""
+    """Return the differences from the earlier responses; a rejected request is not a difference."""
     found = []
     for path, before in expected.items():
         try:
@@ -114,12 +115,12 @@ def differences(service: Process, expected: dict[str, Any]) -> list[str]:
             found.append(f"{path}: {type(error).__name__}")
             continue
         if not same(now, before):
-            found.append(f"{path}: another answer")
+            found.append(f"{path}: different response")
     return found
 
 
 def same(one: Any, other: Any) -> bool:
-    """Compare answers: texts exactly, numbers within float32's rounding; times and identifiers do not count."""
+    """Compare responses: strings exactly, numbers within float32 rounding; ignore times and identifiers."""
     if isinstance(one, dict) and isinstance(other, dict):
         keys = one.keys() - {"seconds", "id", "created"}
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in keys)

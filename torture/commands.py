@@ -1,4 +1,4 @@
-"""Every command that writes, on inputs of seconds: what T25 to T28 do their worst to."""
+"""Every command that writes files, with inputs that take seconds; used by T25 to T28."""
 
 import os
 import shutil
@@ -13,22 +13,22 @@ from unittest.mock import patch
 
 from cloze.cli import inputs, jobs
 from cloze.locks import is_ours
-from torture.training import command, live, make_corpus
+from torture.training import command, make_corpus, run_command
 
 Words = list[str]
-# Files that are never the same twice: they hold times, speeds, or are drawn.
+# Files that differ between runs, since they hold times, speeds or drawings.
 _NEVER_EQUAL = {"metrics.jsonl", "run.json", "curves.png", "eval_results.json", "distillation.json", "README.md"}
 _ROWS = 24
 
 
 @dataclass(frozen=True)
 class SmallParts:
-    """The hook: parts of so few rows that a short file has several, and a umask."""
+    """Hook: small parts, so that a short file has several; and a umask."""
 
     umask: int | None = None
 
     def __call__(self, pipe: Connection) -> None:
-        """Change the size of the parts in this process."""
+        """Set the part size and the umask of this process."""
         patch.object(jobs, "SLOW_PART_ROWS", _ROWS // 3).start()
         patch.object(inputs, "PART_ROWS", _ROWS // 3).start()
         if self.umask is not None:
@@ -37,7 +37,7 @@ class SmallParts:
 
 
 class Inputs:
-    """A corpus, a model, a classifier and tables."""
+    """A corpus, a model, a classifier and tables as inputs."""
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
@@ -52,25 +52,25 @@ class Inputs:
 
     @cached_property
     def tuned(self) -> Path:
-        """A fine-tuned classifier."""
+        """Return a fine-tuned classifier, training it on first use."""
         self.must(self.finetune(self.scratch / "tuned", "1"))
         return self.scratch / "tuned"
 
     def finetune(self, out: Path, seed: str) -> Words:
-        """Fine-tune the smallest classifier."""
+        """Return the command that fine-tunes the smallest classifier."""
         words = ["finetune", "classify", str(self.rows), "--dev", str(self.rows), "--model", str(self.model)]
         return [*words, "--out", str(out), "--epochs", "1", "--batch", "8", "--length", "24", "--seed", seed]
 
     def must(self, words: Words) -> None:
-        """Run a command that has to succeed."""
-        code, life = live(words, self.scratch / "said", SmallParts())
+        """Run a command and raise an error if it fails."""
+        code, child = run_command(words, self.scratch / "said", SmallParts())
         if code != 0:
-            raise RuntimeError(f"{' '.join(words)}: exit code {code}: {life.last_words}")
+            raise RuntimeError(f"{' '.join(words)}: exit code {code}: {child.last_line}")
 
     def commands(self) -> Mapping[str, tuple[str, Callable[[Path, int], Words]]]:
-        """Return every command that writes: the ending of its output, and its words for an output and a variant.
+        """Return every command that writes files: its output suffix, and its arguments by output and variant.
 
-        Variants 0 and 1 differ in what they write.
+        Variants 0 and 1 write different outputs.
         """
         model, rows, text = str(self.model), str(self.rows), str(self.text)
         return {
@@ -127,7 +127,7 @@ class Inputs:
 
 
 def contents(place: Path) -> dict[str, str]:
-    """Return the files below a place with their digests, or with "" where they are never the same twice."""
+    """Return the files below a path with their digests, or "" for files that differ between runs."""
     if place.is_file():
         return {"": sha256(place.read_bytes()).hexdigest()}
     files = (path for path in sorted(place.rglob("*")) if path.is_file())
@@ -138,7 +138,7 @@ def contents(place: Path) -> dict[str, str]:
 
 
 def state_of(place: Path) -> list[tuple[str, int, int, str]]:
-    """Return everything about what is at a place and below: kind and mode, owner, and content or target."""
+    """Return the full state of a path and everything below: type, mode, owner, and content or link target."""
     found = []
     for path in [place, *(sorted(place.rglob("*")) if place.is_dir() and not place.is_symlink() else [])]:
         state = os.lstat(path)
@@ -151,7 +151,7 @@ def state_of(place: Path) -> list[tuple[str, int, int, str]]:
 
 
 def litter(folder: Path) -> list[str]:
-    """Return what unfinished work has left in a folder, apart from the lock files of killed processes."""
+    """Return temporary files left in a folder, except the lock files of killed processes."""
     return sorted(
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")

@@ -1,9 +1,9 @@
-"""T7: a checkpoint that is not what was written is never taken for one.
+"""T7: a damaged checkpoint is never loaded.
 
-A training is killed just after a save. Of the two checkpoints that it leaves the newer one is damaged: a bit is
-flipped, or a file is cut short, in each of its files. It must be noticed, named, and passed over for the one before.
-Some of the damaged runs are given their command again, and must end with the weights of an undamaged one. Where both
-are damaged, the command must be refused and leave everything as it is, until it is told to start over.
+Training is killed just after a save, which leaves two checkpoints. The newer one is damaged: a bit flip or a truncation
+in one of its files. The damage must be detected and reported, and the older checkpoint used. Some of the damaged runs
+are resumed and must end with the same weights as an undamaged run. If both checkpoints are damaged, the command must
+fail and change nothing until --fresh is given.
 """
 
 import os
@@ -21,7 +21,7 @@ from cloze.progress import Progress
 from cloze.train.run import Run
 from torture.campaign import Outcome
 from torture.preparation import digests
-from torture.training import command, differences, live, make_corpus, newest, result
+from torture.training import command, differences, make_corpus, newest, result, run_command
 
 _STEPS, _OLDER, _NEWER = 8, 4, 5
 _MOST_FAILURES = 10
@@ -29,7 +29,7 @@ _MOST_FAILURES = 10
 
 @dataclass(frozen=True)
 class DamageSettings:
-    """How many damages, and how many of the damaged runs go on to their end."""
+    """The number of damages, and the number of damaged runs that are resumed to the end."""
 
     count: int = 500
     resumed: int = 10
@@ -37,7 +37,7 @@ class DamageSettings:
 
 
 def die_after_a_save(pipe: Connection) -> None:  # noqa: ARG001 (a hook's signature)
-    """The hook: end at once when the newer checkpoint is committed."""
+    """Hook: kill the process once the newer checkpoint is committed."""
     save = StateStore.save
 
     def dying(store: StateStore, state: TrainingState) -> None:
@@ -49,41 +49,41 @@ def die_after_a_save(pipe: Connection) -> None:  # noqa: ARG001 (a hook's signat
 
 
 def run(settings: DamageSettings, progress: Progress) -> Outcome:
-    """Damage, look, and mend."""
+    """Damage checkpoints, check the detection, and resume."""
     with TemporaryDirectory() as name:
         scratch = Path(name)
-        ruin = _Ruin(scratch, make_corpus(scratch / "corpus"), settings, progress)
-        if ruin.train():
-            ruin.damage_often()
-            ruin.damage_all()
+        trial = _DamagedRun(scratch, make_corpus(scratch / "corpus"), settings, progress)
+        if trial.train():
+            trial.damage_often()
+            trial.damage_all()
         figures: dict[str, str | int | float] = {
-            "flips": ruin.flips,
-            "truncations": ruin.cuts,
-            "detected": ruin.detected,
-            "fell back": ruin.fell_back,
-            "resumed to the same weights": ruin.resumed,
-            "refused with none left": ruin.refused,
+            "flips": trial.flips,
+            "truncations": trial.cuts,
+            "detected": trial.detected,
+            "fell back": trial.fell_back,
+            "resumed to the same weights": trial.resumed,
+            "rejected without an intact checkpoint": trial.refused,
         }
-        return Outcome(not ruin.failures, figures, ruin.failures[:_MOST_FAILURES])
+        return Outcome(not trial.failures, figures, trial.failures[:_MOST_FAILURES])
 
 
-class _Ruin:
-    """A run with two checkpoints, of which the newer one is damaged again and again."""
+class _DamagedRun:
+    """A run with two checkpoints, of which the newer one is damaged repeatedly."""
 
     def __init__(self, scratch: Path, data: Path, settings: DamageSettings, progress: Progress) -> None:
         self._scratch, self._data, self._settings, self._progress = scratch, data, settings, progress
-        self._out, self._left = scratch / "ruin", scratch / "left"
+        self._out, self._left = scratch / "damaged", scratch / "left"
         self._draw = random.Random(settings.seed)
         self.flips = self.cuts = self.detected = self.fell_back = self.resumed = self.refused = 0
         self.failures: list[str] = []
 
     def train(self) -> bool:
-        """Train once in peace, and once to the kill; whether two checkpoints are there to be damaged."""
+        """Train once without interruption and once until the kill; return whether both checkpoints exist."""
         for out, expected in ((self._scratch / "whole", 0), (self._out, -signal.SIGKILL)):
             hook = die_after_a_save if expected else None
-            code, life = live(self._words(out), self._scratch / "said", hook)
+            code, child = run_command(self._words(out), self._scratch / "said", hook)
             if code != expected:
-                self.failures.append(f"{out.name}, in peace: exit code {code}: {life.last_words}")
+                self.failures.append(f"{out.name}, uninterrupted run: exit code {code}: {child.last_line}")
                 return False
         self._out.rename(self._left)
         self._build()
@@ -93,36 +93,36 @@ class _Ruin:
         return not self.failures
 
     def damage_often(self) -> None:
-        """One damage at a time."""
+        """Damage one file at a time."""
         every = max(1, self._settings.count // max(1, self._settings.resumed))
         newer = self._folders()[_NEWER]
         for number in range(self._settings.count):
             path = self._draw.choice(sorted(newer.iterdir()))
             good = path.read_bytes()
-            bad, told = self._spoil(good)
+            bad, change = self._spoil(good)
             path.write_bytes(bad)
-            self._look(f"{path.name}, {told}")
+            self._look(f"{path.name}, {change}")
             if number % every == 0:
-                self._resume(f"{path.name}, {told}", f"resuming at step {_OLDER}\n")
+                self._resume(f"{path.name}, {change}", f"resuming at step {_OLDER}\n")
                 self._build()
             else:
                 path.write_bytes(good)
             self._progress.advance("T7: damaging", number + 1, self._settings.count)
 
     def damage_all(self) -> None:
-        """With no whole checkpoint left, the command is refused until it is told to start over."""
+        """Check that the command is rejected without an intact checkpoint, until --fresh is given."""
         self._build()
         for folder in self._folders().values():
             (folder / "model.safetensors").write_bytes(b"")
         before = digests(self._out)
-        code, life = live(self._words(self._out), self._scratch / "said")
-        named = all(str(folder) in life.last_words for folder in self._folders().values())
-        if code == 2 and named and life.last_words.endswith("(--fresh)"):
+        code, child = run_command(self._words(self._out), self._scratch / "said")
+        named = all(str(folder) in child.last_line for folder in self._folders().values())
+        if code == 2 and named and child.last_line.endswith("(--fresh)"):
             self.refused += 1
         else:
-            self.failures.append(f"both damaged: exit code {code}: {life.last_words}")
+            self.failures.append(f"both damaged: exit code {code}: {child.last_line}")
         if digests(self._out) != before:
-            self.failures.append("both damaged: the refusal has changed the run's folder")
+            self.failures.append("both damaged: the rejected command changed the run's folder")
         self._resume("both damaged", "", "--fresh")
 
     def _spoil(self, good: bytes) -> tuple[bytes, str]:
@@ -131,26 +131,26 @@ class _Ruin:
             place, bit = self._draw.randrange(len(good)), self._draw.randrange(8)
             return good[:place] + bytes([good[place] ^ (1 << bit)]) + good[place + 1 :], f"bit {bit} of byte {place}"
         self.cuts += 1
-        length = self._draw.randrange(len(good) - 1)  # the line break at the end of a manifest means nothing
+        length = self._draw.randrange(len(good) - 1)  # the line break at the end of a manifest is insignificant
         return good[:length], f"cut to {length} of {len(good)} bytes"
 
     def _look(self, place: str) -> None:
-        state, said = newest(self._out)
-        if len(said) == 1 and said[0].startswith(str(self._folders()[_NEWER])):
+        state, output = newest(self._out)
+        if len(output) == 1 and output[0].startswith(str(self._folders()[_NEWER])):
             self.detected += 1
         else:
-            self.failures.append(f"{place}: not detected {said}")
+            self.failures.append(f"{place}: not detected {output}")
         if state is not None and state.step == _OLDER:
             self.fell_back += 1
         else:
-            self.failures.append(f"{place}: went on from step {state.step if state else 0}")
+            self.failures.append(f"{place}: resumed from step {state.step if state else 0}")
 
-    def _resume(self, place: str, said: str, *more: str) -> None:
-        """Give the command again: what it must say, and what it must come to."""
-        code, life = live([*self._words(self._out), *more], self._scratch / "said")
-        fell_back = "falling back to the checkpoint before it\n" in life.words
-        if code != 0 or said not in life.words or fell_back != bool(said):
-            self.failures.append(f"{place}: exit code {code}: {life.words.splitlines()[:1]}")
+    def _resume(self, place: str, output: str, *more: str) -> None:
+        """Resume the run; check its output and its result."""
+        code, child = run_command([*self._words(self._out), *more], self._scratch / "said")
+        fell_back = "falling back to the checkpoint before it\n" in child.output
+        if code != 0 or output not in child.output or fell_back != bool(output):
+            self.failures.append(f"{place}: exit code {code}: {child.output.splitlines()[:1]}")
             return
         found = differences(result(self._out), result(self._scratch / "whole"), place)
         self.failures += found
@@ -160,7 +160,7 @@ class _Ruin:
         return command(self._data, out, _STEPS)
 
     def _build(self) -> None:
-        """The run as the killed process has left it."""
+        """Restore the run as the killed process left it."""
         shutil.rmtree(self._out, ignore_errors=True)
         shutil.copytree(self._left, self._out)
 

@@ -1,4 +1,4 @@
-"""T18: SIGTERM under load. Whatever was sent before the signal is answered, and the process ends with 0."""
+"""T18: SIGTERM under load. Requests sent before the signal are answered, and the process exits with 0."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ _LONGEST = 30.0
 
 @dataclass(frozen=True)
 class DrainSettings:
-    """How often, and how many ask meanwhile."""
+    """The number of repetitions, and of concurrent connections."""
 
     times: int = 50
     connections: int = 64
@@ -28,16 +28,16 @@ class DrainSettings:
 
 @dataclass
 class Tally:
-    """What clients saw."""
+    """The results of the clients."""
 
     answered: int = 0
     refused: int = 0
-    outstanding: int = 0  # asked before the signal, and not answered when it came
+    outstanding: int = 0  # sent before the signal and unanswered when it came
     lost: int = 0
 
 
 def run(settings: DrainSettings, progress: Progress) -> Outcome:
-    """Start, press, signal, and see who got no answer."""
+    """Start a service, put it under load, send SIGTERM, and count unanswered requests."""
     failures: list[str] = []
     tally = Tally()
     longest = 0.0
@@ -51,21 +51,21 @@ def run(settings: DrainSettings, progress: Progress) -> Outcome:
                 code, said = service.stop()
                 longest = max(longest, time.monotonic() - start)
             failures += [f"{number}: exit code {code}: {said[-200:]}"] if code else []
-            failures += [f"{number}: {tally.lost - lost} requests were not answered"] if tally.lost > lost else []
+            failures += [f"{number}: {tally.lost - lost} requests got no response"] if tally.lost > lost else []
             progress.advance("T18: signals", number + 1, settings.times)
     figures: dict[str, str | int | float] = {
         "signals": settings.times,
         "answered": tally.answered,
-        "told to come back": tally.refused,
+        "rejected with retry": tally.refused,
         "outstanding at the signal": tally.outstanding,
         "lost": tally.lost,
-        "longest end, s": round(longest, 2),
+        "longest shutdown, s": round(longest, 2),
     }
     return Outcome(not failures and tally.outstanding > 0, figures, failures[:10])
 
 
 async def _press_and_stop(service: Process, connections: int, tally: Tally) -> None:
-    """Ask from all connections until the signal; all that was asked by then must be answered."""
+    """Send requests on all connections until the signal; every one sent by then must be answered."""
     target = Target(f"{service.address}/embed")
     end = math.inf
 
@@ -75,9 +75,9 @@ async def _press_and_stop(service: Process, connections: int, tally: Tally) -> N
             while time.monotonic() < end:
                 writer.write(target.request(_BODY))
                 await writer.drain()
-                asked = time.monotonic()
+                sent = time.monotonic()
                 status, headers, _ = await asyncio.wait_for(read_answer(reader), _LONGEST)
-                tally.outstanding += asked < end < time.monotonic()
+                tally.outstanding += sent < end < time.monotonic()
                 tally.answered += status == 200
                 tally.refused += status == 429
                 tally.lost += status not in (200, 429)

@@ -1,7 +1,7 @@
-"""T20: a model that raises, panics or gives no numbers, in the midst of others' questions.
+"""T20: a model that raises, panics or loses results, among requests of other clients.
 
-Some texts break the model. Whoever sends one gets 503; all others, who share batches with them, get their answers; the
-service lives on, and its figures tell how often it happened.
+Some texts make the model fail. Their clients get 503; all others, who share batches with them, get their results. The
+service stays up, and its metrics count the failures.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from torture.services import Running, made_service
 
 
 class PanicError(BaseException):
-    """What a library in another language raises: no ``Exception``."""
+    """Like the panics of libraries in other languages: not a subclass of ``Exception``."""
 
 
 FAULTS = ("raises", "panics", "no memory", "no numbers", "loses results")
@@ -31,22 +31,22 @@ FAULTS = ("raises", "panics", "no memory", "no numbers", "loses results")
 
 @dataclass(frozen=True)
 class FaultSettings:
-    """How many rounds of questions; in each, every fault once, among others."""
+    """The number of rounds; in each, every fault occurs once among other requests."""
 
     rounds: int = 200
     others: int = 10
 
 
 def break_model(batcher: Batcher) -> None:
-    """Let texts that name a fault cause it."""
+    """Patch a batcher so that texts naming a fault cause it."""
     compute = batcher._compute_batch
 
     def faulty(key: BatchKey, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
         said = " ".join(str(text) for text, _ in inputs)
         if "raises" in said:
-            raise RuntimeError("a fault that was made")
+            raise RuntimeError("an injected fault")
         if "panics" in said:
-            raise PanicError("a panic that was made")
+            raise PanicError("an injected panic")
         if "no memory" in said:
             raise MemoryError
         results = list(compute(key, inputs, check))
@@ -57,7 +57,7 @@ def break_model(batcher: Batcher) -> None:
             for one, text in zip(results, inputs, strict=True)
         ]
 
-    # A result that is not a number is noticed where results are checked, so that it is checked once more here.
+    # NaN results are detected where results are checked, so that check is repeated here.
     from cloze.serve.errors import ModelFailedError
     from cloze.serve.operations import NOT_FINITE, is_finite
 
@@ -67,7 +67,7 @@ def break_model(batcher: Batcher) -> None:
 
 
 def run(settings: FaultSettings, progress: Progress) -> Outcome:
-    """Ask good and bad questions together, again and again."""
+    """Send good and bad requests together, repeatedly."""
     failures: list[str] = []
     with _quiet(), made_service() as service:
         batcher = service.service.models.batchers[0]
@@ -75,7 +75,7 @@ def run(settings: FaultSettings, progress: Progress) -> Outcome:
         good, bad = asyncio.run(_ask(service, settings, failures, progress))
         counted = service.service.metrics.registry.get_sample_value("cloze_batch_failures_total", {"model": "base"})
         alive = service.get("/ready").status_code
-    failures += [] if (counted or 0) >= bad else [f"{counted} failures were counted, of {bad}"]
+    failures += [] if (counted or 0) >= bad else [f"{counted} of {bad} failures were counted"]
     failures += [] if alive == 200 else [f"/ready says {alive}"]
     figures: dict[str, str | int | float] = {"good": good, "bad": bad, "counted": counted or 0}
     return Outcome(not failures and good > 0 and bad > 0, figures, failures[:10])
@@ -83,7 +83,7 @@ def run(settings: FaultSettings, progress: Progress) -> Outcome:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the log's word on every fault that is made."""
+    """Silence the log messages of injected faults."""
     logger = logging.getLogger("cloze.serve")
     before, logger.disabled = logger.disabled, True
     try:

@@ -1,8 +1,8 @@
-"""Disks that fail when they are told to: from within a process, at the n-th thing that it wants to write.
+"""Fault injection for disks: the n-th write operation of a process fails.
 
-What the operating system would refuse is refused here: to make a folder or a file, to write to one, to flush, rename or
-delete. Reading goes on. Files are opened with Python's own layers upon a raw file that fails, so that errors come when
-they would: often not with the write, but when the buffer is emptied.
+Covers what an operating system can reject: creating folders and files, writing, flushing, renaming and deleting.
+Reading still works. Files use Python's own buffer layers on top of a failing raw file, so that errors surface where
+they would in reality: often not in the write call, but when the buffer is flushed.
 """
 
 import builtins
@@ -21,22 +21,22 @@ from safetensors.torch import save_file
 
 from cloze.checkpoint import StateStore, TrainingState, weights
 
-# An error of the disk may come once; a full or read-only disk stays so.
+# An I/O error may occur once; a full or read-only disk stays that way.
 LASTING = {errno.EIO: False, errno.ENOSPC: True, errno.EROFS: True}
-# A full disk lets names be changed and things be deleted.
+# These operations work on a full disk.
 _NEED_NO_SPACE = {"rename", "replace", "chmod", "unlink", "rmdir"}
 
 
 @dataclass(frozen=True)
 class Fail:
-    """The hook: have the n-th writing operation below a folder fail, counted from 1; 0 counts them and fails none."""
+    """Hook: the n-th write operation below a folder fails, counted from 1; 0 only counts them."""
 
     folder: Path
     number: int
     code: int
 
     def __call__(self, pipe: Connection) -> None:
-        """Put the faults before the operating system, and tell of operations and committed checkpoints."""
+        """Patch the write functions, and report operations and committed checkpoints."""
         disk = _Disk(self, pipe)
         for name in ("mkdir", "rename", "replace", "chmod", "fsync", "unlink", "rmdir"):
             patch.object(os, name, disk.guarded(name, getattr(os, name))).start()
@@ -54,13 +54,13 @@ class Fail:
 
 
 class _Disk:
-    """Counts, and fails."""
+    """A disk that counts operations and fails."""
 
     def __init__(self, plan: Fail, pipe: Connection) -> None:
         self._plan, self._pipe, self._count = plan, pipe, 0
 
     def check(self, name: str, path: Path) -> None:
-        """Count an operation, and refuse it if it is its turn."""
+        """Count an operation, and raise its error if it is due."""
         if not path.is_relative_to(self._plan.folder) or (name == "mkdir" and path.is_dir()):
             return
         takes_space = name not in _NEED_NO_SPACE
@@ -77,7 +77,7 @@ class _Disk:
             self._pipe.send(("done", name))
 
     def guarded(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of ``os`` whose first argument is a path or a descriptor."""
+        """Wrap a function of ``os`` whose first argument is a path or a descriptor."""
 
         def checked(target: Any, *arguments: Any, **options: Any) -> Any:
             self.check(name, _path(target, options.get("dir_fd")))
@@ -86,7 +86,7 @@ class _Disk:
         return checked
 
     def opener(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """``open``, whose files fail below the folder."""
+        """Wrap ``open`` so that files below the folder can fail."""
 
         def checked(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> IO[Any]:
             if isinstance(file, int) or not set(mode) & set("wax"):
@@ -103,7 +103,7 @@ class _Disk:
         return checked
 
     def native(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """The writer of weights, which does not ask Python; half of a file is there when it fails."""
+        """Wrap the native writer of weights; a failing call leaves half of the file."""
 
         def checked(tensors: Any, path: Path, *arguments: Any, **options: Any) -> None:
             try:
@@ -117,7 +117,7 @@ class _Disk:
 
 
 class _RawFile(io.FileIO):
-    """A file at the lowest level of Python's."""
+    """A failing file at the lowest of Python's I/O layers."""
 
     disk: _Disk
 

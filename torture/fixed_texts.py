@@ -1,7 +1,7 @@
-"""What texts should not have, class by class: the strings of T10 that no chance would bring.
+"""Difficult texts for T10, class by class: strings that random generation would hardly produce.
 
-Each class makes its texts when it is asked, of ``huge`` characters where it is about size, so that no more than one of
-them is in memory.
+Each class creates its texts lazily, with ``huge`` characters in the classes about size, so that at most one such text
+is in memory.
 """
 
 import random
@@ -15,7 +15,7 @@ from tests.text.passages import CHINESE, ENGLISH, MIXED
 from cloze.text import SPECIAL
 from cloze.text.characters import MAX_WINDOW
 
-# First and last character of each. BERT's table has A to E; it takes what came later for letters.
+# First and last character of each block. BERT's table has extensions A to E; later ones count as letters.
 CJK_BLOCKS = {
     "A": (0x3400, 0x4DBF),
     "B": (0x20000, 0x2A6DF),
@@ -34,7 +34,7 @@ _WINDOW = 8192
 
 
 def _around(characters: str) -> Iterator[str]:
-    """Every character alone, inside a word and between words; and all of them in one word."""
+    """Yield every character alone, inside a word and between words; then all of them in one word."""
     for character in characters:
         yield character
         yield f"a{character}b {character} c"
@@ -103,10 +103,10 @@ def _mark_floods(huge: int) -> Iterator[str]:
 
 
 def _endless_marks(huge: int) -> Iterator[str]:
-    """Words of which more is deleted than is ever read: the rest is lost, and said to be."""
+    """Yield words with more deleted characters than the tokenizer processes: the rest is dropped and reported."""
     length = max(huge, 2 * MAX_WINDOW)
     yield "a" + "\u0301" * length + "b"
-    # Marks of two classes must be put in order, which takes a careless program the square of their number.
+    # Marks of two classes must be reordered, which takes a naive implementation quadratic time.
     yield "a" + "\u0301\u0316" * (length // 2) + "b"
 
 
@@ -121,7 +121,7 @@ def _private_use(_: int) -> Iterator[str]:
 
 
 def _long_words(_: int) -> Iterator[str]:
-    # One letter that becomes one, two (jamo) and, where accents go, one again.
+    # Letters that normalization turns into one, two (jamo) or, after accents are removed, again one character.
     for unit in ("a", "é", "e\u0301", "İ", "中", "ж", "가", "한", "\U0001f600", "ß", "\u05d0\u05b8", "a\u200b", "a\0"):
         for length in (33, 34, 49, 50, 51, 99, 100, 101):
             yield unit * length
@@ -159,9 +159,10 @@ def _one_line(huge: int) -> Iterator[str]:
 
 
 def _window_edges(huge: int) -> Iterator[str]:
-    """Something to trip over just where a long text is cut."""
+    """Yield texts with a difficult sequence exactly where a long text is cut."""
     for size in (_WINDOW, MAX_WINDOW) if huge >= MAX_WINDOW else (_WINDOW,):
-        filler = f"{'z' * 127} " * (size // 128 + 1)  # words too long to be known, which are soon checked
+        # words that are too long for the vocabulary and therefore fast to process
+        filler = f"{'z' * 127} " * (size // 128 + 1)
         for tail in ("é", "\u0301\u0302", "中国", "\ud800", "\u200d.", "[MASK]", "한국", "\u00a0\u0301", "İ"):
             for place in range(size - 3, size + 1):
                 yield f"{filler[: place - 3]} ab{tail}{tail} c d"
@@ -218,5 +219,5 @@ FIXED: dict[str, Callable[[int], Iterator[str]]] = {
     "variation selectors": lambda _: _around("\ufe00\ufe0e\ufe0f\u180b\u180f\U000e0100\U000e01ef"),
     "scripts": _scripts,
 }
-# Where the tokenizer gives up by intent, and what the original would do is not to be expected.
+# Texts that exceed the tokenizer's documented limits, where the original's result is not expected.
 BEYOND_READING = frozenset({"endless marks"})

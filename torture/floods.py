@@ -1,8 +1,8 @@
-"""T24: slow, endless and malformed requests without a key, in hundreds of forms and over hundreds of connections.
+"""T24: slow, endless and malformed requests without a key, in hundreds of forms over hundreds of connections.
 
-A form is what a client sends first and then again and again: part of a request, after none or some that are complete.
-Every connection must be closed within the limit of the state that it is held in, while ``/health`` and requests with
-the key are answered as ever, and the service's memory stays where it was.
+A form is a byte sequence that a client sends once and another that it repeats: part of a request, after zero or more
+complete ones. Every connection must be closed within the limit for its state, while ``/health`` and requests with the
+key are answered as usual and memory does not grow.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ _GET = b"GET %s HTTP/1.1\r\nHost: localhost\r\n"
 _POST = b"POST %s HTTP/1.1\r\nHost: localhost\r\n"
 _CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
 _DONE = _GET + b"\r\n"
-_FLOOD = 50_000  # bytes of what is sent again as fast as it is taken
+_FLOOD = 50_000  # repeated bytes per send, in the forms without a pause
 
 
 @dataclass(frozen=True)
 class Patience:
-    """The seconds that the service allows in each state of a connection."""
+    """The time limits of the service for each state of a connection, in seconds."""
 
     head: float = 10.0
     idle: float = 30.0
-    rest: float = 2.0  # of a request that is answered already
-    read: float = 40.0  # 30, and the time until all answers are there
+    rest: float = 2.0  # for the rest of a request that is already answered
+    read: float = 40.0  # 30 seconds, plus the time until all responses are sent
 
 
 @dataclass(frozen=True)
 class Form:
-    """What is sent first, what is sent again, how often, and the state in which it holds the connection."""
+    """The bytes sent first, the bytes repeated, the pause between them, and the state of the connection."""
 
     name: str
     first: bytes
@@ -49,39 +49,44 @@ class Form:
     reads: bool = True
 
 
-# Name: first, again, pause, state. "%s" is a path. What is malformed must be sent away at once: its state is "over".
+# Name: first, again, pause, state. "%s" is a path. Malformed requests must be rejected at once: state "over".
 _KINDS: dict[str, tuple[bytes, bytes, float, str]] = {
     "silence": (b"", b"", 0.5, "idle"),
     "blank lines": (b"", b"\r\n", 0.3, "idle"),
-    "blank lines without end": (b"", b"\r\n" * (_FLOOD // 2), 0.0, "over"),
+    "endless blank lines": (b"", b"\r\n" * (_FLOOD // 2), 0.0, "over"),
     "method, a letter at a time": (b"GE", b"", 0.5, "head"),
     "half a first line": (b"GET %s HT", b"", 0.5, "head"),
-    "path without end": (b"GET %s", b"a" * _FLOOD, 0.0, "over"),
+    "endless path": (b"GET %s", b"a" * _FLOOD, 0.0, "over"),
     "path, a letter at a time": (b"GET %s", b"a", 0.3, "head"),
     "headers, one at a time": (_GET, b"X: 1\r\n", 0.3, "head"),
     "header, a letter at a time": (_GET + b"X: ", b"x", 0.3, "head"),
-    "header without end": (_GET + b"X: ", b"x" * _FLOOD, 0.0, "over"),
-    "name of a header without end": (_GET, b"x" * _FLOOD, 0.0, "over"),
-    "headers without end": (_GET, b"X: 1\r\n" * (_FLOOD // 6), 0.0, "over"),
-    "shortest headers without end": (_GET, b"a:\r\n" * (_FLOOD // 4), 0.0, "over"),
+    "endless header": (_GET + b"X: ", b"x" * _FLOOD, 0.0, "over"),
+    "endless header name": (_GET, b"x" * _FLOOD, 0.0, "over"),
+    "endless headers": (_GET, b"X: 1\r\n" * (_FLOOD // 6), 0.0, "over"),
+    "endless minimal headers": (_GET, b"a:\r\n" * (_FLOOD // 4), 0.0, "over"),
     "half a head": (_GET + b"X-Half: 1\r\n", b"", 0.5, "head"),
     "folded header": (_GET + b"X: 1\r\n", b" more\r\n", 0.3, "over"),
     "body, a byte at a time": (_POST + b"Content-Length: 1000\r\n\r\n", b" ", 0.3, "rest"),
-    "body that does not come": (_POST + b"Content-Length: 1000\r\n\r\n", b"", 0.5, "rest"),
-    "body without end": (_POST + b"Content-Length: 99999999999\r\n\r\n", b" " * _FLOOD, 0.0, "rest"),
-    "body where none is read": (_GET + b"Content-Length: 1000\r\n\r\n", b"x", 0.3, "rest"),
-    "body that waits to be asked for": (_POST + b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n", b"", 0.5, "rest"),
-    "chunks that do not come": (_CHUNKED, b"", 0.5, "rest"),
+    "body that never arrives": (_POST + b"Content-Length: 1000\r\n\r\n", b"", 0.5, "rest"),
+    "endless body": (_POST + b"Content-Length: 99999999999\r\n\r\n", b" " * _FLOOD, 0.0, "rest"),
+    "body on a route without one": (_GET + b"Content-Length: 1000\r\n\r\n", b"x", 0.3, "rest"),
+    "body that waits for 100 Continue": (
+        _POST + b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n",
+        b"",
+        0.5,
+        "rest",
+    ),
+    "chunks that never arrive": (_CHUNKED, b"", 0.5, "rest"),
     "chunks, a byte at a time": (_CHUNKED, b"1\r\nx\r\n", 0.3, "rest"),
-    "chunks without end": (_CHUNKED, b"1\r\nx\r\n" * (_FLOOD // 6), 0.0, "rest"),
+    "endless chunks": (_CHUNKED, b"1\r\nx\r\n" * (_FLOOD // 6), 0.0, "rest"),
     "large chunk, a byte at a time": (_CHUNKED + b"fffffff\r\n", b"x", 0.3, "rest"),
-    "extension of a chunk": (_CHUNKED + b"1;", b"x", 0.3, "rest"),
-    "extension of a chunk without end": (_CHUNKED + b"1;", b"x" * _FLOOD, 0.0, "rest"),
-    "size of a chunk without end": (_CHUNKED, b"0" * _FLOOD, 0.0, "rest"),
+    "chunk extension": (_CHUNKED + b"1;", b"x", 0.3, "rest"),
+    "endless chunk extension": (_CHUNKED + b"1;", b"x" * _FLOOD, 0.0, "rest"),
+    "endless chunk size": (_CHUNKED, b"0" * _FLOOD, 0.0, "rest"),
     "no trailers": (_CHUNKED + b"0\r\n", b"", 0.5, "rest"),
     "trailers, one at a time": (_CHUNKED + b"0\r\n", b"X: 1\r\n", 0.3, "rest"),
-    "trailers without end": (_CHUNKED + b"0\r\n", b"X-Trailer: 1\r\n" * (_FLOOD // 14), 0.0, "rest"),
-    "trailer without end": (_CHUNKED + b"0\r\nX: ", b"x" * _FLOOD, 0.0, "rest"),
+    "endless trailers": (_CHUNKED + b"0\r\n", b"X-Trailer: 1\r\n" * (_FLOOD // 14), 0.0, "rest"),
+    "endless trailer": (_CHUNKED + b"0\r\nX: ", b"x" * _FLOOD, 0.0, "rest"),
     "key in a trailer": (_CHUNKED + b"0\r\nAuthorization: Bearer " + KEY.encode() + b"\r\n", b"", 0.5, "rest"),
     "pipeline, then silence": (_DONE * 100, b"", 0.5, "idle"),
     "pipeline, then half a head": (_DONE * 40 + b"GET / HT", b"", 0.5, "head"),
@@ -92,32 +97,37 @@ _KINDS: dict[str, tuple[bytes, bytes, float, str]] = {
     "an upgrade": (_GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b"\x81\x00", 0.3, "over"),
     "a tunnel": (b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"x", 0.3, "over"),
     "two lengths": (_POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", b"x", 0.3, "over"),
-    "a length and chunks": (_POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", b"x", 0.3, "over"),
-    "a length that is none": (_POST + b"Content-Length: -1\r\n\r\n", b"x", 0.3, "over"),
-    "a length beyond all numbers": (_POST + b"Content-Length: 99999999999999999999999\r\n\r\n", b"x", 0.3, "over"),
-    "a chunk that is none": (_CHUNKED + b"zz\r\n", b"x", 0.3, "rest"),
-    "a version that is none": (b"GET %s HTTP/9.9\r\nHost: localhost\r\n\r\n", b"x", 0.3, "over"),
-    "the first version": (b"GET %s HTTP/1.0\r\n\r\n", b"", 0.5, "over"),
-    "asked to close": (_GET + b"Connection: close\r\n\r\n", b"x", 0.3, "over"),
-    "zeros in a header": (_GET + b"X: \x00\r\n\r\n", b"x", 0.3, "over"),
-    "answers that are not read": (_DONE * 1000, b"", 0.5, "read"),
+    "Content-Length and chunks": (
+        _POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"x",
+        0.3,
+        "over",
+    ),
+    "invalid Content-Length": (_POST + b"Content-Length: -1\r\n\r\n", b"x", 0.3, "over"),
+    "huge Content-Length": (_POST + b"Content-Length: 99999999999999999999999\r\n\r\n", b"x", 0.3, "over"),
+    "invalid chunk size": (_CHUNKED + b"zz\r\n", b"x", 0.3, "rest"),
+    "invalid HTTP version": (b"GET %s HTTP/9.9\r\nHost: localhost\r\n\r\n", b"x", 0.3, "over"),
+    "HTTP/1.0": (b"GET %s HTTP/1.0\r\n\r\n", b"", 0.5, "over"),
+    "Connection: close": (_GET + b"Connection: close\r\n\r\n", b"x", 0.3, "over"),
+    "NUL bytes in a header": (_GET + b"X: \x00\r\n\r\n", b"x", 0.3, "over"),
+    "unread responses": (_DONE * 1000, b"", 0.5, "read"),
 }
-# What comes before: nothing, or complete requests.
+# Sent before: nothing, or complete requests.
 _BEFORE = {
     "": b"",
     "after /health, ": _DONE % b"/health",
-    "after a refusal, ": (_POST + b"Content-Length: 2\r\n\r\n{}") % b"/embed",
+    "after a rejection, ": (_POST + b"Content-Length: 2\r\n\r\n{}") % b"/embed",
 }
 _PATHS = (b"/embed", b"/health", b"/nothing")
 
 
 def forms() -> Iterator[Form]:
-    """Every form: each kind for each path, after nothing and after complete requests."""
+    """Return every form: each kind for each path, after nothing and after complete requests."""
     for path, (name, (first, again, pause, state)), (before, done) in itertools.product(
         _PATHS, _KINDS.items(), _BEFORE.items()
     ):
         if b"%s" not in first and path != _PATHS[0]:
-            continue  # it has no path
+            continue  # this kind has no path
         held = "head" if state == "idle" and not done and not first else state
         said = f"{before}{name}" + (f", {path.decode()}" if b"%s" in first else "")
         yield Form(said, done + first.replace(b"%s", path), again, pause, held, reads=state != "read")
@@ -125,17 +135,17 @@ def forms() -> Iterator[Form]:
 
 @dataclass(frozen=True)
 class FloodSettings:
-    """How many connections at once, what the service allows, and what it may take meanwhile."""
+    """The number of connections, the limits of the service, and the allowed latency and memory."""
 
     connections: int = 500
     patience: Patience = Patience()
-    slack: float = 10.0  # seconds beyond a limit, in which a busy machine must close a connection
-    quickly: float = 0.1  # seconds for /health
-    growth: int = 50_000_000  # bytes of memory
+    slack: float = 10.0  # seconds beyond a limit that a busy machine may take to close a connection
+    quickly: float = 0.1  # limit for /health in seconds
+    growth: int = 50_000_000  # allowed memory growth in bytes
 
 
 def run(settings: FloodSettings, progress: Progress) -> Outcome:
-    """Flood a service of its own."""
+    """Run the flood against a service of its own."""
     with tempfile.TemporaryDirectory() as folder:
         base = made_folders(Path(folder))["base"]
         with process([base], "--threads", "1", environment={"CLOZE_KEY": KEY}) as service:
@@ -143,8 +153,8 @@ def run(settings: FloodSettings, progress: Progress) -> Outcome:
 
 
 async def flood(service: Process, settings: FloodSettings, progress: Progress) -> Outcome:
-    """The same with a service that is there."""
-    await watch(service, 2.0, KEY)  # warm
+    """Run the flood against a running service."""
+    await watch(service, 2.0, KEY)  # warm-up
     every = list(forms())
     chosen = list(itertools.islice(itertools.cycle(every), settings.connections))
     before, peak, ended = service.memory(), 0, asyncio.Event()
@@ -157,7 +167,7 @@ async def flood(service: Process, settings: FloodSettings, progress: Progress) -
 
     weighing = asyncio.ensure_future(weigh())
     held = [asyncio.ensure_future(hold_on(service.address, form, settings)) for form in chosen]
-    progress.say(f"T24: {len(held)} connections in {len(set(every))} forms are in")
+    progress.say(f"T24: {len(held)} connections in {len(set(every))} forms are open")
     seen = Seen()
     while not all(one.done() for one in held):
         seen.add(await watch(service, 0.5, KEY))
@@ -173,14 +183,14 @@ async def flood(service: Process, settings: FloodSettings, progress: Progress) -
         "not closed in time, or answered with 5xx": sum(one.result() is not None for one in held),
         "/health p99, s": round(seen.typical, 4),
         "/health answered": seen.health.count(200),
-        "questions answered": seen.questions.count(200),
-        "memory grew at most, MB": round(grown / 1e6, 1),
+        "requests answered": seen.questions.count(200),
+        "maximum memory growth, MB": round(grown / 1e6, 1),
     }
     return Outcome(not failures, figures, failures[:10])
 
 
 class _Reader:
-    """Reads everything until the end, and notes when something came last; of much, the last part is kept."""
+    """Reads until the connection closes; stores the time of the last data and the end of the data."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader, self.found, self.last = reader, b"", time.monotonic()
@@ -195,9 +205,9 @@ class _Reader:
 
 
 async def hold_on(address: str, form: Form, settings: FloodSettings) -> str | None:
-    """Send as the form says until the connection is closed; what was wrong, if anything.
+    """Send a form until the connection is closed; return what was wrong, or None.
 
-    The limit counts from the last answer: of a pipeline, hundreds have to be given first.
+    The limit counts from the last response, because a pipeline of hundreds of requests must be answered first.
     """
     limit = settings.slack + {**vars(settings.patience), "over": 0.0}[form.state]
     reader, writer = await Target(address).connect()
@@ -210,11 +220,11 @@ async def hold_on(address: str, form: Form, settings: FloodSettings) -> str | No
             if left < 0:
                 return f"{form.name}: open after {limit:.0f} s"
             writer.write(form.again)
-            # Nothing is noticed of a connection that is reset while one neither reads nor can write.
+            # A reset goes unnoticed while the client neither reads nor can write.
             async with asyncio.timeout(left):
                 await writer.drain()
             await asyncio.sleep(form.pause)
-        if not form.reads:  # what was sent before the connection was closed can still be read
+        if not form.reads:  # data sent before the connection was closed can still be read
             async with asyncio.timeout(settings.slack):
                 await found.read()
     except TimeoutError:

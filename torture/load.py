@@ -1,10 +1,9 @@
-"""A client that presses: many connections at once, each asking again and again, and the figures of their answers.
+"""A load generator: many connections that send requests repeatedly, and statistics of the responses.
 
     python -m torture.load http://127.0.0.1:8000/embed '{"texts": "a ship at sea"}' --connections 16 --seconds 5
 
-Written to the sockets themselves: a client library would take longer for a request than the service does. It is a
-process of its own, so that it does not share the service's interpreter, or several where one cannot ask so often, and
-prints JSON.
+It writes to sockets directly: an HTTP client library would need more time per request than the service. It runs in a
+process of its own, separate from the service's interpreter, or in several if one cannot generate the load. Prints JSON.
 """
 
 import argparse
@@ -26,10 +25,10 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Figures:
-    """What was sent and what came back: how often which status, and after how many seconds the good ones.
+    """Requests sent, responses per status, and the latencies of successful ones in seconds.
 
-    The seconds are since a request was due. At many times the capacity it is the client that comes late with most, so
-    that ``waited``, since it was sent, tells what the service made it wait.
+    Latencies are measured from when a request was due. Far above capacity, most requests are sent late by the client
+    itself, so ``waited``, measured from when a request was sent, shows the service's own latency.
     """
 
     sent: int = 0
@@ -40,7 +39,7 @@ class Figures:
 
     @classmethod
     def joined(cls, parts: Sequence["Figures"]) -> "Figures":
-        """Those of clients that pressed at the same time, as if they had been one."""
+        """Merge the statistics of clients that ran at the same time."""
         return cls(
             sum(part.sent for part in parts),
             sum((part.statuses for part in parts), Counter[str]()),
@@ -50,7 +49,7 @@ class Figures:
         )
 
     def summary(self) -> dict[str, float | dict[str, int]]:
-        """What was sent, good answers a second, and how long they took."""
+        """Return requests sent, successful responses per second, and latency percentiles."""
         return {
             "sent": self.sent,
             "statuses": dict(self.statuses),
@@ -63,21 +62,21 @@ class Figures:
 
 
 def _part(values: Sequence[float], share: float) -> float:
-    """The value that so many are not above; no number where there is none."""
+    """Return a percentile, or NaN without values."""
     ordered = sorted(values) or [float("nan")]
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where to ask, with which headers, and from which address of this machine."""
+    """The address, key and source address of requests."""
 
     url: str
     key: str | None = None
     source: str | None = None
 
     def request(self, body: bytes) -> bytes:
-        """The bytes of a POST."""
+        """Return the bytes of a POST request."""
         parts = urlsplit(self.url)
         lines = [
             f"POST {parts.path} HTTP/1.1",
@@ -89,7 +88,7 @@ class Target:
         return "\r\n".join([*lines, "", ""]).encode() + body
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A new connection."""
+        """Open a new connection."""
         parts = urlsplit(self.url)
         assert parts.hostname is not None
         local = None if self.source is None else (self.source, 0)
@@ -100,7 +99,7 @@ Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
 
 
 async def read_answer(reader: asyncio.StreamReader) -> Answer:
-    """Status, headers and body of an answer."""
+    """Read the status, headers and body of a response."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:]) if name}
     body = await reader.readexactly(int(headers.get("content-length", "0")))
@@ -108,7 +107,7 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
 
 
 async def _answer_within(reader: asyncio.StreamReader, longest: float | None) -> Answer | None:
-    """An answer, or none where it took too long."""
+    """Read a response, or return None after a timeout."""
     try:
         async with asyncio.timeout(longest):
             return await read_answer(reader)
@@ -116,7 +115,7 @@ async def _answer_within(reader: asyncio.StreamReader, longest: float | None) ->
         return None
 
 
-Judge = Callable[[int, int, bytes], None]  # the number of the body, the status, the answer
+Judge = Callable[[int, int, bytes], None]  # index of the body, status, response body
 
 
 async def press(
@@ -133,13 +132,13 @@ async def press(
     judge: Judge | None = None,
     seed: int = 0,
 ) -> Figures:
-    """Ask until the time or the requests are over.
+    """Send requests until the time is up or all are sent.
 
-    Each connection asks as fast as it is answered; with ``rate``, all together so often a second, whatever comes back
-    (and a request is due when it should have been sent, so that a slow service cannot hide behind its own slowness).
-    That takes a connection that is free: where all of them wait, fewer are sent than are due.
-    ``aborts`` is the share of requests after which the client leaves without waiting, ``longest`` the seconds after
-    which it gives up, ``back_off`` those after which it asks again where it was refused.
+    Each connection sends its next request as soon as it is answered. With ``rate``, all together send so many per
+    second regardless of responses, and latency counts from when a request was due, so that a slow service cannot hide
+    its delays. A due request needs a free connection: if all are waiting, fewer requests are sent. ``aborts`` is the
+    share of requests whose client disconnects without waiting, ``longest`` the timeout in seconds, and ``back_off`` the
+    delay in seconds after a rejection.
     """
     figures = Figures()
     chance = random.Random(seed)
@@ -161,7 +160,7 @@ async def press(
                         return
                     await asyncio.sleep(max(0.0, due - time.monotonic()))
                 chosen = chance.randrange(len(packed))
-                asked = time.monotonic()
+                arguments = time.monotonic()
                 writer.write(packed[chosen])
                 figures.sent += 1
                 answer = None
@@ -173,7 +172,7 @@ async def press(
                     figures.statuses["timeout" if answer is None else str(answer[0])] += 1
                 if answer is not None and answer[0] == 200:
                     figures.seconds.append(time.monotonic() - due)
-                    figures.waited.append(time.monotonic() - asked)
+                    figures.waited.append(time.monotonic() - arguments)
                 if answer is not None and answer[0] == 429:
                     await asyncio.sleep(back_off)
                 if answer is not None and judge is not None:
@@ -194,7 +193,7 @@ async def press(
 def press_from(
     processes: int, target: Target, bodies: Sequence[bytes], *, connections: int, rate: float | None, **how: Any
 ) -> Figures:
-    """Press from several processes, which share the connections and the rate."""
+    """Generate load from several processes, which share the connections and the rate."""
     shared = (target, bodies, max(1, connections // processes), None if rate is None else rate / processes, how)
     if processes == 1:
         return _press_alone(0, *shared)
@@ -210,7 +209,7 @@ def _press_alone(
 
 
 def _read_bodies(words: Iterable[str]) -> list[bytes]:
-    """JSON as it is, and the lines of files."""
+    """Return JSON arguments as they are, and the lines of files."""
     bodies: list[bytes] = []
     for word in words:
         bodies += Path(word[1:]).read_bytes().splitlines() if word.startswith("@") else [word.encode()]
@@ -218,26 +217,26 @@ def _read_bodies(words: Iterable[str]) -> list[bytes]:
 
 
 def main() -> None:
-    """Press as the arguments say."""
+    """Generate load as the command-line arguments specify."""
     parser = argparse.ArgumentParser(prog="python -m torture.load")
     parser.add_argument("url")
-    parser.add_argument("bodies", nargs="+", help="JSON, or @FILE with JSON a line")
+    parser.add_argument("bodies", nargs="+", help="JSON bodies, or @FILE with one per line")
     parser.add_argument("--connections", type=int, default=16)
-    parser.add_argument("--processes", type=int, default=1, help="that share the connections and the rate")
+    parser.add_argument("--processes", type=int, default=1, help="processes that share the connections and the rate")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rate", type=float, default=None)
     parser.add_argument("--aborts", type=float, default=0.0)
-    parser.add_argument("--longest", type=float, default=None, help="seconds until a client gives up")
-    asked = parser.parse_args()
+    parser.add_argument("--longest", type=float, default=None, help="client timeout in seconds")
+    arguments = parser.parse_args()
     figures = press_from(
-        asked.processes,
-        Target(asked.url),
-        _read_bodies(asked.bodies),
-        connections=asked.connections,
-        rate=asked.rate,
-        seconds=asked.seconds,
-        aborts=asked.aborts,
-        longest=asked.longest,
+        arguments.processes,
+        Target(arguments.url),
+        _read_bodies(arguments.bodies),
+        connections=arguments.connections,
+        rate=arguments.rate,
+        seconds=arguments.seconds,
+        aborts=arguments.aborts,
+        longest=arguments.longest,
     )
     print(json.dumps(figures.summary()))
 

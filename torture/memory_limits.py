@@ -1,7 +1,7 @@
-"""T29: commands under limits of memory (``ulimit -v``), with work that fits and work that does not.
+"""T29: commands under memory limits (``ulimit -v``), with work that fits and work that does not.
 
-Each must end with a result or with one line that speaks of memory and exit code 2: no traceback, no signal, and nothing
-that the system's out-of-memory killer has to end.
+Each must end with a result, or with exit code 2 and one line about memory: no traceback, no signal, and no intervention
+by the system's out-of-memory killer.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from torture.campaign import Outcome
 from torture.training import make_corpus
 from torture.vocabulary import CLOZE
 
-_LONGEST = 600.0  # seconds for one command
+_LONGEST = 600.0  # timeout of one command in seconds
 _MOST_FAILURES = 10
-# One thread: the stacks of others count as virtual memory too, and their number is that of the machine's cores.
+# One thread: thread stacks count as virtual memory, and their number depends on the machine's cores.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
 class LimitSettings:
-    """Limits in gigabytes, and the commands that are tried under each."""
+    """Memory limits in gigabytes, and the commands to run under each."""
 
     gigabytes: tuple[float, ...] = (1, 2, 4)
     commands: tuple[str, ...] = (
@@ -40,23 +40,23 @@ class LimitSettings:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """The end of a command."""
 
     code: int
     err: str
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with this end; None if it is a result or a clear refusal."""
+        """What is wrong with this end; None for a result or a clear error message."""
         last = (self.err.strip().splitlines() or ["nothing"])[-1]
         if "Traceback" in self.err or self.code not in (0, 2):
             return f"exit code {self.code}: {last[:200]}"
         speaks = last.startswith("cloze: error: ") and ("memory" in last or "ulimit -v" in last)
-        return None if self.code == 0 or speaks else f"a refusal that does not speak of memory: {last[:200]}"
+        return None if self.code == 0 or speaks else f"the error message does not mention memory: {last[:200]}"
 
 
 def run(settings: LimitSettings, progress: Progress) -> Outcome:
-    """Try every command under every limit."""
+    """Run every command under every limit."""
     failures: list[str] = []
     results = refusals = 0
     with TemporaryDirectory() as scratch:
@@ -73,7 +73,7 @@ def run(settings: LimitSettings, progress: Progress) -> Outcome:
 
 
 def prepare_commands(folder: Path) -> dict[str, list[str]]:
-    """Make data and models, and return the words of each command; ``OUT`` stands for its output."""
+    """Create data and models, and return the arguments of each command; ``OUT`` stands for its output."""
     corpus = str(make_corpus(folder / "corpus"))
     model = str(saved(model_folder(["mlm", "nsp"]), folder / "model"))
     (folder / "rows.csv").write_text("text,label\n" + "the cat sat,a\nthe dog ran,b\n" * 40, encoding="utf-8")
@@ -97,7 +97,7 @@ def prepare_commands(folder: Path) -> dict[str, list[str]]:
 
 
 def make_huge(folder: Path, model: Path) -> str:
-    """Make a folder whose weights claim 3 GB, of which the disk holds next to nothing, and return its name."""
+    """Create a folder whose weights claim 3 GB in a sparse file, and return its name."""
     folder.mkdir()
     for path in model.iterdir():
         if path.is_file() and path.name != "model.safetensors":
@@ -111,7 +111,7 @@ def make_huge(folder: Path, model: Path) -> str:
 
 
 def limited(words: Sequence[str], gigabytes: float, out: Path) -> list[str]:
-    """Return the words of a command under a limit of virtual memory."""
+    """Return a command line with a limit on virtual memory."""
     named = [word.replace("OUT", str(out)) if word.startswith("OUT") else word for word in words]
     return ["sh", "-c", f'ulimit -v {round(gigabytes * 2**20)}; exec "$0" "$@"', *CLOZE, *named]
 
@@ -129,7 +129,7 @@ def try_command(words: Sequence[str], gigabytes: float, out: Path) -> Ended:
 
 
 def try_serving(words: Sequence[str], gigabytes: float, out: Path) -> Ended:
-    """Start a service; if it starts, it must answer, and end well."""
+    """Start a service; if it starts, it must respond and shut down cleanly."""
     with _started(limited([*words, "--port", "0", "--json"], gigabytes, out)) as process:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -1,8 +1,8 @@
-"""T26: whatever lies beside an output, or in its place, is neither deleted nor followed; modes follow the umask.
+"""T26: files next to an output, or at its path, are neither deleted nor followed; modes respect the umask.
 
-Each command writes beside files, folders and links of the user's with names that temporary files often have, and onto
-targets that are links, devices, pipes, sockets, write-protected or of another owner. Everything but the output must be
-as it was, byte for byte, with mode and owner.
+Each command writes next to the user's files, folders and links with names typical of temporary files, and onto targets
+that are links, devices, pipes, sockets, write-protected or owned by others. Everything except the output must stay
+unchanged: content, mode and owner.
 """
 
 import os
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from cloze.progress import Progress
 from torture.campaign import Outcome
 from torture.commands import Inputs, SmallParts, contents, litter, state_of
-from torture.training import live
+from torture.training import run_command
 
 _MOST_FAILURES = 10
 _OTHER_USER = 12345
@@ -26,30 +26,30 @@ _UMASKS = (0o022, 0o077, 0o027)
 
 @dataclass(frozen=True)
 class NeighbourSettings:
-    """Which commands; all if none."""
+    """The commands to test; all if empty."""
 
     commands: tuple[str, ...] = ()
 
 
 def run(settings: NeighbourSettings, progress: Progress) -> Outcome:
-    """Write beside everything, onto everything, and under every umask."""
+    """Write beside every neighbour, onto every target, and under every umask."""
     with TemporaryDirectory() as name:
-        street = _Street(Path(name).resolve(), settings)
-        cases = [case for command in street.commands for case in street.cases(command)]
+        trials = _OutputTrials(Path(name).resolve(), settings)
+        cases = [case for command in trials.commands for case in trials.cases(command)]
         for number, case in enumerate(cases):
             case()
             progress.advance("T26: cases", number + 1, len(cases))
         figures: dict[str, str | int | float] = {
             "cases": len(cases),
-            "refused": street.refused,
-            "changed or followed": street.changed,
-            "files with checked modes": street.modes,
+            "refused": trials.refused,
+            "changed or followed": trials.changed,
+            "files with checked modes": trials.modes,
         }
-        return Outcome(not street.failures, figures, street.failures[:_MOST_FAILURES])
+        return Outcome(not trials.failures, figures, trials.failures[:_MOST_FAILURES])
 
 
-class _Street:
-    """Commands among neighbours."""
+class _OutputTrials:
+    """Commands that write next to existing files."""
 
     def __init__(self, scratch: Path, settings: NeighbourSettings) -> None:
         self._scratch, self._number = scratch, 0
@@ -60,7 +60,7 @@ class _Street:
         self.failures: list[str] = []
 
     def cases(self, name: str) -> Iterator[Callable[[], None]]:
-        """Yield everything that is tried with a command."""
+        """Yield every case for a command."""
         for kind, make in _NEIGHBOURS.items():
             for pattern in _BESIDE:
                 yield lambda kind=kind, make=make, pattern=pattern: self._beside(name, pattern, kind, make)  # type: ignore[misc]
@@ -78,10 +78,10 @@ class _Street:
         return folder / f"out{self.commands[name][0]}"
 
     def _write(self, name: str, out: Path, place: str, umask: int | None = None) -> int:
-        code, life = live(self.commands[name][1](out, 0), self._scratch / "said", SmallParts(umask))
-        complaints = [line for line in life.words.splitlines() if "error" in line.lower() or "Traceback" in line]
+        code, child = run_command(self.commands[name][1](out, 0), self._scratch / "said", SmallParts(umask))
+        complaints = [line for line in child.output.splitlines() if "error" in line.lower() or "Traceback" in line]
         if code not in (0, 2) or (code == 2 and len(complaints) != 1):
-            self.failures.append(f"{place}: exit code {code}: {life.last_words}")
+            self.failures.append(f"{place}: exit code {code}: {child.last_line}")
         self.refused += code == 2
         return code
 
@@ -92,7 +92,7 @@ class _Street:
         paths = [path for path in (neighbour, precious) if os.path.lexists(path)]
         before = [state_of(path) for path in paths]
         place = f"{name} beside {kind} {neighbour.name}"
-        for _ in range(2):  # new, and in place of what it has written
+        for _ in range(2):  # a new output, then one that replaces it
             code = self._write(name, out, place)
             if code == 0 and not contents(out):
                 self.failures.append(f"{place}: wrote nothing")
@@ -106,7 +106,7 @@ class _Street:
         out = self._out(name)
         try:
             kept = make(out, bool(self.commands[name][0]))
-        except PermissionError:  # only the superuser makes devices and files of others
+        except PermissionError:  # only the superuser can create devices and files of other users
             return
         before = None if kept is None else [state_of(path) for path in kept]
         code = self._write(name, out, f"{name} onto {kind}")
@@ -118,7 +118,7 @@ class _Street:
             self.failures.append(f"{name} onto {kind}: exit code {code}, or it has changed")
 
     def _owned(self, name: str) -> None:
-        """Write in place of what belongs to another user, as the superuser; it still belongs to that user."""
+        """As the superuser, overwrite another user's file; the owner must not change."""
         out = self._out(name)
         if self._write(name, out, f"{name} onto its own output") != 0:
             return
@@ -126,12 +126,12 @@ class _Street:
         self._write(name, out, f"{name} onto another's")
         if out.stat().st_uid != _OTHER_USER:
             self.changed += 1
-            self.failures.append(f"{name} onto another's: it has another owner now")
+            self.failures.append(f"{name} onto another's: the owner changed")
 
     def _under(self, name: str, mask: int) -> None:
         out = self._out(name)
         if self._write(name, out, f"{name} under umask {mask:o}", mask) != 0:
-            self.failures.append(f"{name} under umask {mask:o}: refused")
+            self.failures.append(f"{name} under umask {mask:o}: rejected")
             return
         for path in [out, *(out.rglob("*") if out.is_dir() else [])]:
             mode, usual = stat.S_IMODE(path.stat().st_mode), 0o777 if path.is_dir() else 0o666
@@ -167,7 +167,7 @@ _NEIGHBOURS: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-# Targets return what must be unchanged after a refusal; None where the output is to be written through a link.
+# Targets return the paths that must be unchanged after a rejection, or None if the output goes through a link.
 def _device(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (a target like the others)
     os.mknod(out, stat.S_IFCHR | 0o666, os.makedev(1, 3))
     return [out]
@@ -180,7 +180,7 @@ def _pipe(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (a target lik
 
 def _socket(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (a target like the others)
     here = Path.cwd()
-    os.chdir(out.parent)  # names of sockets are short
+    os.chdir(out.parent)  # socket paths must be short
     try:
         socket.socket(socket.AF_UNIX).bind(out.name)
     finally:
@@ -208,11 +208,11 @@ def _link(out: Path, is_file: bool) -> None:
     out.symlink_to(target)
 
 
-def _link_to_nothing(out: Path, is_file: bool) -> None:  # noqa: ARG001 (a target like the others)
+def _dangling_link(out: Path, is_file: bool) -> None:  # noqa: ARG001 (a target like the others)
     out.symlink_to(out.with_name(f"target{out.suffix}"))
 
 
-def _link_in_a_circle(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (a target like the others)
+def _circular_link(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (a target like the others)
     out.symlink_to(out)
     return [out]
 
@@ -221,9 +221,9 @@ _TARGETS: dict[str, Callable[[Path, bool], list[Path] | None]] = {
     "a device": _device,
     "a pipe": _pipe,
     "a socket": _socket,
-    "the other kind": _other_kind,
-    "what is write-protected": _protected,
+    "a folder instead of a file or vice versa": _other_kind,
+    "a write-protected path": _protected,
     "a link": _link,
-    "a link to nothing": _link_to_nothing,
-    "a link in a circle": _link_in_a_circle,
+    "a dangling link": _dangling_link,
+    "a circular link": _circular_link,
 }

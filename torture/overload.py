@@ -1,8 +1,8 @@
-"""T15: load at 1, 2, 5 and 20 times what a service can do.
+"""T15: load at 1, 2, 5 and 20 times the capacity of a service.
 
-Requests come at a rate, whether or not those before are answered, and it is counted how many really came. Whatever is
-accepted must be answered within the time that a full queue and two batches take at the speed that the service has under
-this load; as much must get done as at capacity, within a tenth; memory must not grow.
+Requests are sent at a fixed rate, regardless of responses, and the rate that was really sent is recorded. Every
+accepted request must be answered within the time that a full queue and two batches take at the current throughput;
+goodput must be at least 90 % of that at capacity; memory must not grow.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from cloze.serve.settings import Limits
 from torture.campaign import ROOT, Outcome
 from torture.services import Process, process
 
-# Of MiniLM: with a model that takes next to no time, what is pressed is Python's reading of requests, in which nobody
-# waits in the queue whose bound is tried.
+# MiniLM's shape: with a tiny model, the bottleneck would be HTTP parsing in Python, where requests do not wait in the
+# queue that is being tested.
 SHAPE = replace(SMALL, hidden_size=384, layers=6, heads=12, feedforward_size=1536)
 _CONNECTIONS = 32
 _MOST_CONNECTIONS = 400
@@ -30,27 +30,27 @@ _BATCH = Limits().batch
 
 @dataclass(frozen=True)
 class OverloadSettings:
-    """Which model, if not a made one; for how long at each load; and how full the queue may be, in tokens."""
+    """The model, the duration at each load, and the queue limit in tokens."""
 
     folder: str | None = None
     loads: tuple[float, ...] = (1.0, 2.0, 5.0, 20.0)
     seconds: float = 20.0
     queue: int = 4096
-    words: int = 24  # of a text
-    texts: int = 8  # of a request: at twenty times capacity, whoever presses needs a core as well
-    offered: float = 0.9  # of the requests that were to be sent
-    least: float = 0.9  # of the goodput at capacity
+    words: int = 24  # per text
+    texts: int = 8  # per request: at twenty times the capacity, the load generator needs a core as well
+    offered: float = 0.9  # minimum share of the due requests that must be sent
+    least: float = 0.9  # minimum goodput relative to capacity
     growth: float = 0.1
-    slack: float = 1.0  # of the time that is allowed
+    slack: float = 1.0  # factor on the allowed time
 
     @property
     def tokens(self) -> int:
-        """Of a request."""
+        """Tokens per request."""
         return self.texts * (min(self.words, 32) + 2)
 
 
 def run(settings: OverloadSettings, progress: Progress) -> Outcome:
-    """Measure what it can do, then press harder and harder."""
+    """Measure the capacity of a service, then exceed it."""
     with tempfile.TemporaryDirectory() as folder:
         served = settings.folder or str(saved(model_folder(config=SHAPE), Path(folder) / "base"))
         with process([served], "--queue", str(settings.queue), "--threads", "1") as service:
@@ -58,15 +58,15 @@ def run(settings: OverloadSettings, progress: Progress) -> Outcome:
 
 
 def press(service: Process, settings: OverloadSettings, progress: Progress) -> Outcome:
-    """The same with a service that is there."""
+    """Run the test against a running service."""
     return asyncio.run(_press(service, settings, progress))
 
 
 async def _press(service: Process, settings: OverloadSettings, progress: Progress) -> Outcome:
     body = json.dumps({"texts": ["cat " * settings.words] * settings.texts})
-    # As many as the queue holds: whoever is refused asks again, and takes time from those who are answered.
+    # As many connections as the queue holds: rejected clients would retry and take time from the others.
     fitting = max(1, min(_CONNECTIONS, settings.queue // settings.tokens))
-    await load(service, body, seconds=2, connections=fitting)  # warm
+    await load(service, body, seconds=2, connections=fitting)  # warm-up
     capacity = await load(service, body, seconds=settings.seconds, connections=fitting)
     able = float(capacity["per_second"])
     before = service.memory()
@@ -75,8 +75,8 @@ async def _press(service: Process, settings: OverloadSettings, progress: Progres
     for done, times in enumerate(settings.loads, start=1):
         connections = _connections(settings, times)
         found = await load(service, body, seconds=settings.seconds, rate=able * times, connections=connections)
-        told, wrong = judge(settings, times, able, found)
-        figures |= told
+        measured, wrong = judge(settings, times, able, found)
+        figures |= measured
         failures += wrong
         progress.advance("T15: loads", done, len(settings.loads))
     grown = service.memory() / before - 1
@@ -88,16 +88,16 @@ async def _press(service: Process, settings: OverloadSettings, progress: Progres
 def judge(
     settings: OverloadSettings, times: float, able: float, found: dict[str, Any]
 ) -> tuple[dict[str, str | int | float], list[str]]:
-    """What was found at so many times of what a service is able to do, in requests a second; and what is wrong."""
+    """Return the figures and failures at a multiple of the capacity, given in requests per second."""
     odd = set(found["statuses"]) - {"200", "429"}
     offered = found["sent"] / settings.seconds / able
     share, waited = float(found["per_second"]) / able, float(found["waited_p99"])
-    # What a full queue takes, and two batches.
+    # the time for a full queue and two batches
     allowed = settings.slack * (settings.queue + 2 * _BATCH) / (max(found["per_second"], 1e-9) * settings.tokens)
     failures = [f"{times:g}x: {found['statuses']}"] if odd else []
-    failures += [f"{times:g}x: only {offered:.1f}x was offered"] if offered < settings.offered * times else []
+    failures += [f"{times:g}x: only {offered:.1f}x was sent"] if offered < settings.offered * times else []
     failures += [f"{times:g}x: goodput {share:.0%}"] if times >= 2 and share < settings.least else []
-    # Not a number, where nothing was answered.
+    # written so that NaN (no responses) is a failure
     failures += [] if waited <= allowed else [f"{times:g}x: p99 {waited:.2f} s, allowed {allowed:.2f}"]
     figures: dict[str, str | int | float] = {
         f"{times:g}x: offered": f"{offered:.2f}x",
@@ -109,14 +109,14 @@ def judge(
 
 
 def _connections(settings: OverloadSettings, times: float) -> int:
-    """As many as hold a full queue and what is sent away meanwhile."""
+    """Return enough connections for a full queue and the rejected requests."""
     return min(_MOST_CONNECTIONS, round(settings.queue / settings.tokens + _CONNECTIONS * times))
 
 
 async def load(
     service: Process, body: str, *, seconds: float, connections: int, rate: float | None = None
 ) -> dict[str, Any]:
-    """Press from a process of its own, and return its figures."""
+    """Generate load from a separate process, and return its statistics."""
     words = [f"{service.address}/embed", body, "--seconds", str(seconds), "--connections", str(connections)]
     words += [] if rate is None else ["--rate", str(rate)]
     process = await asyncio.create_subprocess_exec(

@@ -1,8 +1,8 @@
-"""T22: markup where texts are expected, in a real browser: as words, labels, names of models, texts, and in addresses.
+"""T22: markup injection in a real browser: in words, labels, model names, texts and addresses.
 
-Everything that the pages show comes from a model, a folder or a visitor. In each of these places stands what would run
-if any of it were taken for markup. All of it must be shown, as text: no dialog may open, no rule of the page's policy
-may be broken, and nothing may be asked of any other host.
+Everything on the pages comes from a model, a folder or a visitor. Each of these places gets payloads that would run if
+they were interpreted as markup. All of them must be displayed as text: no dialog may open, the page's content security
+policy must not be violated, and no other host may be contacted.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from torture.campaign import Outcome
 from torture.services import listening, running
 
 _MOST_FAILURES = 10
-_PATIENCE = 20_000  # milliseconds
+_PATIENCE = 20_000  # timeout in milliseconds
 _MASK, _NO_BREAK = "[MASK] ", "\N{NO-BREAK SPACE}"
-# What stands around a text that is shown.
+# Removes the text around a displayed payload.
 _TEXT_ALONE = re.compile(r"^\[MASK\] | \(\d+ numbers\)$")
-# What payloads are on the pages.
+# The places where payloads appear on the pages.
 PLACES = ("words", "labels", "tags", "names", "texts", "attended texts")
-# Each would run "alert" in another place: between tags, in an attribute, in a script, in an address, in a style.
+# Each would run "alert" in a different context: between tags, in an attribute, a script, an address or a style.
 PAYLOADS = [
     *("<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<svg onload=alert(1)>", "<svg/onload=alert(1)>"),
     *('"><script>alert(1)</script>', "'><img src=x onerror=alert(1)>", "</title><script>alert(1)</script>"),
@@ -55,14 +55,14 @@ PAYLOADS = [
 
 @dataclass(frozen=True)
 class PageSettings:
-    """What is written where texts are expected."""
+    """The payloads."""
 
     payloads: Sequence[str] = tuple(PAYLOADS)
 
 
 @dataclass
 class Watch:
-    """What a page did that it should not."""
+    """Violations seen on a page."""
 
     address: str
     dialogs: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Watch:
     errors: list[str] = field(default_factory=list)
 
     def over(self, page: Page) -> None:
-        """Watch a page."""
+        """Attach to a page."""
         page.on("dialog", self._close)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", self._note)
@@ -91,19 +91,19 @@ class Watch:
 
     @property
     def failures(self) -> list[str]:
-        """All of it, a line each."""
+        """All violations, one line each."""
         named = {"dialog": self.dialogs, "violation": self.violations, "outside": self.outside, "error": self.errors}
         return [f"{name}: {one[:150]}" for name, found in named.items() for one in found]
 
 
 def chromium() -> str | None:
-    """Where the browser is, if there is one."""
+    """Return the path of the browser, or None."""
     return os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @contextlib.contextmanager
 def browsing() -> Iterator[Browser]:
-    """A real browser without a window."""
+    """Start a headless browser."""
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
         try:
@@ -114,32 +114,32 @@ def browsing() -> Iterator[Browser]:
 
 @dataclass
 class Shown:
-    """Which payloads really stood on a page, by what they were there; a payload within another does not count."""
+    """The payloads displayed on a page, by place; a payload contained in another one does not count."""
 
     payloads: Sequence[str]
     places: dict[str, set[str]] = field(default_factory=lambda: {place: set() for place in PLACES})
 
     def note(self, place: str, texts: Sequence[str]) -> None:
-        """Compare the texts of a page's elements with the payloads."""
+        """Compare the texts of page elements with the payloads."""
         self.places[place].update(set(self.payloads).intersection(texts))
 
     @property
     def failures(self) -> list[str]:
-        """What was not shown, a line a place."""
+        """Return the payloads that were not displayed, one line per place."""
         missing = {place: [one for one in self.payloads if one not in found] for place, found in self.places.items()}
         return [f"as {place}: {len(ones)} were not shown, such as {ones[0]}" for place, ones in missing.items() if ones]
 
 
 def run(settings: PageSettings, progress: Progress) -> Outcome:
-    """Write payloads into every field of every tab, with models whose words, labels and names are payloads too."""
+    """Enter payloads into every field of every tab, with models whose words, labels and names are payloads too."""
     if chromium() is None:
-        return Outcome(False, {}, ["no chromium; install it, or say where it is with CHROMIUM"])
+        return Outcome(False, {}, ["chromium not found; install it, or set CHROMIUM to its path"])
     with browsing() as browser:
         return attack(browser, settings.payloads, progress)
 
 
 def attack(browser: Browser, payloads: Sequence[str], progress: Progress) -> Outcome:
-    """The same in a browser that is there."""
+    """Run the test in an open browser."""
     shown = Shown(payloads)
     with tempfile.TemporaryDirectory() as folder:
         service_settings = ServiceSettings(hostile_folders(Path(folder), payloads))
@@ -159,7 +159,7 @@ def attack(browser: Browser, payloads: Sequence[str], progress: Progress) -> Out
 
 
 def hostile_folders(folder: Path, payloads: Sequence[str]) -> dict[str, str]:
-    """Models whose labels and pieces are payloads; and for each payload one that is called so and has but that tag."""
+    """Create models with payloads as labels and pieces, and per payload a model of that name with only that tag."""
     labels = model_folder(["sequence"], labels=len(payloads), task=TaskLabels("classify", tuple(payloads)))
     made = {
         "words": _hostile_words(payloads),
@@ -176,7 +176,7 @@ def hostile_folders(folder: Path, payloads: Sequence[str]) -> dict[str, str]:
 
 
 def _hostile_words(payloads: Sequence[str]) -> ModelFolder:
-    """A model that fills blanks with payloads."""
+    """Return a model that fills blanks with payloads."""
     words = [*vocabulary(25), *(payload.replace(" ", _NO_BREAK) for payload in payloads)]
     config = replace(SMALL, vocab_size=len(words))
     tokenizer = Tokenizer.from_vocabulary(words, lowercase=False, max_length=32)
@@ -184,7 +184,7 @@ def _hostile_words(payloads: Sequence[str]) -> ModelFolder:
 
 
 def visit(browser: Browser, address: str, watch: Watch, shown: Shown, progress: Progress) -> int:
-    """Ask every page with every payload; how many questions there were."""
+    """Use every page with every payload; return the number of requests."""
     page = browser.new_page()
     page.set_default_timeout(_PATIENCE)
     watch.over(page)
@@ -202,7 +202,7 @@ def visit(browser: Browser, address: str, watch: Watch, shown: Shown, progress: 
 
 
 def ask_tabs(page: Page, address: str, shown: Shown, progress: Progress) -> int:
-    """Ask every tab with all payloads; how many questions there were."""
+    """Use every tab with all payloads; return the number of requests."""
     page.goto(address)
     page.wait_for_selector("#tabs button")
     paths = page.eval_on_selector_all("#tabs button", "tabs => tabs.map(tab => tab.dataset.path)")
@@ -225,13 +225,13 @@ def ask_tabs(page: Page, address: str, shown: Shown, progress: Progress) -> int:
 
 
 def open_tab(page: Page, address: str, path: str) -> None:
-    """Go to a tab; the page changes when its address has."""
+    """Open a tab; the page changes when its address has."""
     page.goto(f"{address}/#{path}")
     page.wait_for_selector(f'#tabs button[data-path="{path}"][aria-selected=true]')
 
 
 def ask_all(page: Page, text: str) -> None:
-    """Write a text into every field, and ask for as much as may be; the answer is looked at as JSON too."""
+    """Enter a text into every field, request the maximum number of results, and view the response as JSON too."""
     for number in page.query_selector_all("form input[type=number]"):
         number.fill(number.get_attribute("max") or "1")
     for field_ in page.query_selector_all("form textarea, form input:not([type=number])"):
@@ -244,7 +244,7 @@ def ask_all(page: Page, text: str) -> None:
 
 
 def ask_by_name(page: Page, address: str, payload: str, shown: Shown) -> None:
-    """Ask the model that is called like a payload, which tags every word with it."""
+    """Use the model whose name is a payload; it tags every word with that payload."""
     open_tab(page, address, "/tag")
     page.select_option("form select", payload)
     ask_all(page, payload)
@@ -253,9 +253,9 @@ def ask_by_name(page: Page, address: str, payload: str, shown: Shown) -> None:
 
 
 def look_at(page: Page, address: str, payload: str, shown: Shown) -> None:
-    """Open the page of attention with a payload as both texts and as the model's name, and every view of it."""
-    asked = urlencode({"a": payload, "b": f"{_MASK}{payload}", "model": payload})
-    page.goto(f"{address}/inspect?{quote(payload)}#{asked}")
+    """Open the attention page with a payload as both texts and as the model name, and open every view."""
+    query = urlencode({"a": payload, "b": f"{_MASK}{payload}", "model": payload})
+    page.goto(f"{address}/inspect?{quote(payload)}#{query}")
     _open_views(page)
     shown.note("attended texts", _texts(page, "#texts span"))
     page.select_option("#ask-model", "words")
@@ -273,13 +273,13 @@ def _open_views(page: Page) -> None:
 
 
 def open_address(page: Page, address: str, payload: str) -> None:
-    """Have a payload in the address, as it is and quoted."""
+    """Open an address that contains a payload, raw and quoted."""
     page.goto(f"{address}/?{quote(payload)}#{quote(payload)}")
     page.goto(f"{address}/?{payload}#{payload}")
     page.wait_for_selector("#tabs button")
 
 
 def _texts(page: Page, selector: str) -> list[str]:
-    """The texts of elements, as they are and not as they look."""
+    """Return the text content of elements, regardless of styling."""
     found: list[str] = page.eval_on_selector_all(selector, "all => all.map(one => one.textContent)")
     return found

@@ -1,9 +1,9 @@
-"""T27: a file job that was killed anywhere never makes the next, other job return its answers.
+"""T27: a killed file job never leaks its results into another job with the same output.
 
-A job of several parts is killed before each of its file operations: making its folder, writing a part, joining, and
-deleting what only the work needed. Then another input is given the same output. That job is refused, or it succeeds;
-with ``--fresh`` it succeeds. What it writes must be what it writes alone. So must what the first job writes when it
-goes on. The deletion by ``--fresh`` is killed at each operation as well.
+A job of several parts is killed before each of its file operations: creating its folder, writing a part, joining the
+parts, and deleting temporary files. Then a job with another input uses the same output. It must be rejected or succeed;
+with ``--fresh`` it must succeed. Its output must equal what it writes on its own, and so must the output of the first
+job when it is resumed. The deletion by ``--fresh`` is interrupted at each operation as well.
 """
 
 import builtins
@@ -21,7 +21,7 @@ from unittest.mock import patch
 from cloze.progress import Progress
 from torture.campaign import Outcome
 from torture.commands import Inputs, SmallParts, contents
-from torture.training import live
+from torture.training import run_command
 
 _MOST_FAILURES = 10
 _OPERATIONS = ("mkdir", "rename", "replace", "chmod", "fsync", "unlink", "rmdir")
@@ -29,20 +29,20 @@ _OPERATIONS = ("mkdir", "rename", "replace", "chmod", "fsync", "unlink", "rmdir"
 
 @dataclass(frozen=True)
 class PartSettings:
-    """Before which of the operations the process is killed: each, or every so many."""
+    """The stride over the operations before which the process is killed."""
 
     every: int = 1
 
 
 @dataclass(frozen=True)
 class KillBefore:
-    """The hook: SIGKILL before the n-th file operation in a folder, counted from 1; 0 counts them."""
+    """Hook: SIGKILL before the n-th file operation in a folder, counted from 1; 0 only counts them."""
 
     folder: Path
     number: int
 
     def __call__(self, pipe: Connection) -> None:
-        """Count what changes files."""
+        """Patch the functions that change files."""
         SmallParts()(pipe)
         count = 0
 
@@ -83,9 +83,9 @@ class KillBefore:
 
 
 def run(settings: PartSettings, progress: Progress) -> Outcome:
-    """Kill everywhere."""
+    """Kill the job before every operation."""
     with TemporaryDirectory() as name:
-        jobs = _Jobs(Path(name).resolve())
+        jobs = _JobTrials(Path(name).resolve())
         for first in (False, True):
             total = jobs.count(deleting=first)
             for number in range(1, total + 1, settings.every):
@@ -94,15 +94,15 @@ def run(settings: PartSettings, progress: Progress) -> Outcome:
         figures: dict[str, str | int | float] = {
             "kills": jobs.kills,
             "other jobs": jobs.others,
-            "refused until --fresh": jobs.refused,
+            "rejected until --fresh": jobs.refused,
             "old answers": jobs.old,
             "resumed": jobs.resumed,
         }
         return Outcome(not jobs.failures, figures, jobs.failures[:_MOST_FAILURES])
 
 
-class _Jobs:
-    """Two inputs, and a place for the answers to either."""
+class _JobTrials:
+    """Two inputs, and the expected output of each."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch, self._number = scratch, 0
@@ -124,7 +124,7 @@ class _Jobs:
         return ["score", "--model", model, "--input", table, "--output", str(out), *more]
 
     def _begin(self, deleting: bool) -> tuple[Path, list[str]]:
-        """Return an output and the job to kill; if it is to be killed deleting, there are parts of the first job."""
+        """Return an output and the job to kill; to interrupt a deletion, parts of the first job exist already."""
         self._number += 1
         folder = self._scratch / f"case-{self._number}"
         folder.mkdir()
@@ -132,27 +132,27 @@ class _Jobs:
         if not deleting:
             return out, self._words(0, out)
         total = self.count(deleting=False)
-        live(self._words(0, out), self._scratch / "said", KillBefore(folder, total // 2))
+        run_command(self._words(0, out), self._scratch / "said", KillBefore(folder, total // 2))
         return out, self._words(1, out, "--fresh")
 
     def count(self, *, deleting: bool) -> int:
-        """Count the operations of the job that is to be killed."""
+        """Count the file operations of the job."""
         if deleting not in self._totals:
             out, words = self._begin(deleting)
-            code, life = live(words, self._scratch / "said", KillBefore(out.parent, 0))
+            code, child = run_command(words, self._scratch / "said", KillBefore(out.parent, 0))
             if code != 0:
-                raise RuntimeError(f"not killed: exit code {code}: {life.last_words}")
-            self._totals[deleting] = life.told[-1]
+                raise RuntimeError(f"not killed: exit code {code}: {child.last_line}")
+            self._totals[deleting] = child.messages[-1]
         return self._totals[deleting]
 
     def kill(self, number: int, *, deleting: bool) -> None:
-        """Kill a job before an operation; then run the other one. Every third time, the same one goes on."""
+        """Kill a job before an operation, then run the other job; every third time, resume the same one."""
         out, words = self._begin(deleting)
         place = f"killed before operation {number}{' while deleting' if deleting else ''}"
-        code, life = live(words, self._scratch / "said", KillBefore(out.parent, number))
+        code, child = run_command(words, self._scratch / "said", KillBefore(out.parent, number))
         self.kills += 1
         if code != -9:
-            self.failures.append(f"{place}: exit code {code}: {life.last_words}")
+            self.failures.append(f"{place}: exit code {code}: {child.last_line}")
         killed = 1 if deleting else 0
         if number % 3 == 0 and not deleting:
             self._go_on(killed, out, place)
@@ -161,22 +161,22 @@ class _Jobs:
 
     def _run_other(self, source: int, out: Path, place: str) -> None:
         self.others += 1
-        code, life = live(self._words(source, out), self._scratch / "said", SmallParts())
-        if code == 2 and "belongs to a job with other settings" in life.last_words:
+        code, child = run_command(self._words(source, out), self._scratch / "said", SmallParts())
+        if code == 2 and "belongs to a job with other settings" in child.last_line:
             self.refused += 1
-            code, life = live(self._words(source, out, "--fresh"), self._scratch / "said", SmallParts())
+            code, child = run_command(self._words(source, out, "--fresh"), self._scratch / "said", SmallParts())
         if code != 0:
-            self.failures.append(f"{place}, then another job: exit code {code}: {life.last_words}")
+            self.failures.append(f"{place}, then another job: exit code {code}: {child.last_line}")
         elif contents(out) != self._alone[source]:
             self.old += 1
-            self.failures.append(f"{place}, then another job: not its own answers")
+            self.failures.append(f"{place}, then another job: not its own results")
         self._check_clean(out, place)
 
     def _go_on(self, source: int, out: Path, place: str) -> None:
-        code, life = live(self._words(source, out), self._scratch / "said", SmallParts())
+        code, child = run_command(self._words(source, out), self._scratch / "said", SmallParts())
         if code != 0 or contents(out) != self._alone[source]:
             self.old += code == 0
-            self.failures.append(f"{place}, then again: exit code {code}, or other answers: {life.last_words}")
+            self.failures.append(f"{place}, resumed: exit code {code}, or different results: {child.last_line}")
         else:
             self.resumed += 1
         self._check_clean(out, place)

@@ -1,7 +1,7 @@
-"""Work that may kill its process, done in processes that may die.
+"""Run tasks that may kill their process.
 
-A pool of the standard library ends, or hangs, with the first of its processes. Here each process has a pipe of its own:
-it is known at which task a process died, another one takes its place, and a task without an end is ended.
+The standard library's process pools fail or hang when one process dies. Here each process has a pipe of its own: the
+task at which a process died is known, the process is replaced, and a task that hangs is killed.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Death:
-    """What is left of a task whose process has died."""
+    """The result of a task whose process has died."""
 
     reason: str
 
@@ -38,7 +38,7 @@ class _Worker(Generic[Task]):
 def do_in_processes(
     work: Callable[..., Result], tasks: Iterable[Task], shared: tuple[Any, ...], *, processes: int, longest: float
 ) -> Iterator[tuple[Task, Result | Death]]:
-    """Yield ``work(task, *shared)`` of every task, as they are done; ``longest`` is in seconds for one task."""
+    """Yield ``work(task, *shared)`` for every task as it finishes; ``longest`` is the timeout per task in seconds."""
     waiting = deque(tasks)
     idle: list[tuple[BaseProcess, Connection]] = []
     busy: list[_Worker[Task]] = []
@@ -70,17 +70,17 @@ def do_in_processes(
 
 
 def _start(work: Callable[..., Any], shared: tuple[Any, ...]) -> tuple[BaseProcess, Connection]:
-    context = multiprocessing.get_context("spawn")  # a fork would inherit the engine's threads
+    context = multiprocessing.get_context("spawn")  # a fork would inherit the threads of the native tokenizer
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, work, shared), daemon=True)
     process.start()
-    theirs.close()  # so that its end is the end of the pipe
+    theirs.close()  # so that the pipe closes when the process ends
     return process, ours
 
 
 def _serve(pipe: Connection, work: Callable[..., Any], shared: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this process ends it
-    # The cores are shared by processes already. Read when the engine is first used.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles interrupts
+    # The processes already share the cores. This is read when the native tokenizer is first used.
     os.environ["RAYON_NUM_THREADS"] = "1"
     while True:
         try:

@@ -1,9 +1,8 @@
-"""T2: two processes train together, one of them is killed, torchrun starts both again.
+"""T2: two ranks train together, one of them is killed, and torchrun restarts both.
 
-The real thing: ``torchrun --max-restarts`` on this machine, with each of the two ways of holding the weights. Most
-kills wait until a checkpoint of the new attempt is there, and then a random while; some come at a random moment of its
-start. No committed checkpoint may be lost, the run must end well, and its losses must be those of one that nobody
-disturbed.
+Uses ``torchrun --max-restarts`` on this machine, with DDP and with FSDP2. Most kills come at a random time after the
+first checkpoint of an attempt; some come at a random time during start-up. No committed checkpoint may be lost, the run
+must complete, and its losses must equal those of an undisturbed run.
 """
 
 import json
@@ -24,16 +23,16 @@ from torture.campaign import Outcome
 from torture.preparation import children
 from torture.training import command, leftovers, make_corpus, newest
 
-_LONGEST_RUN = 900.0  # seconds
-_LONGEST_WAIT = 120.0  # seconds until a new attempt has saved something
+_LONGEST_RUN = 900.0  # timeout in seconds
+_LONGEST_WAIT = 120.0  # seconds until a new attempt must have saved a checkpoint
 _CLOSE = 1e-6
 _MOST_FAILURES = 10
-_AT_THE_START = 0.2  # share of the kills
+_AT_THE_START = 0.2  # share of the kills during start-up
 
 
 @dataclass(frozen=True)
 class RankSettings:
-    """How often to kill in a run of each way."""
+    """The number of kills per run with each strategy."""
 
     kills: int = 10
     ways: tuple[str, ...] = ("ddp", "fsdp")
@@ -42,24 +41,24 @@ class RankSettings:
 
 
 def run(settings: RankSettings, progress: Progress) -> Outcome:
-    """Train in peace and under fire, each way."""
+    """Train with and without kills, with each strategy."""
     figures: dict[str, str | int | float] = {"kills": 0, "lost": 0, "completed": 0, "largest difference": 0.0}
     failures: list[str] = []
     with TemporaryDirectory() as name:
         scratch = Path(name)
         data = make_corpus(scratch / "corpus")
         for way in settings.ways:
-            battle = _Battle(scratch, data, way, settings, progress)
-            battle.fight()
-            failures += battle.failures
-            for figure, value in (("kills", battle.kills), ("lost", battle.lost), ("completed", battle.completed)):
+            trial = _KilledRun(scratch, data, way, settings, progress)
+            trial.train()
+            failures += trial.failures
+            for figure, value in (("kills", trial.kills), ("lost", trial.lost), ("completed", trial.completed)):
                 figures[figure] = int(figures[figure]) + value
-            figures["largest difference"] = max(float(figures["largest difference"]), battle.difference)
+            figures["largest difference"] = max(float(figures["largest difference"]), trial.difference)
     return Outcome(not failures, figures, failures[:_MOST_FAILURES])
 
 
-class _Battle:
-    """One run, restarted by torchrun as often as one of its processes is killed."""
+class _KilledRun:
+    """One run, restarted by torchrun whenever one of its processes is killed."""
 
     def __init__(self, scratch: Path, data: Path, way: str, settings: RankSettings, progress: Progress) -> None:
         self._scratch, self._data, self._way = scratch, data, way
@@ -69,15 +68,15 @@ class _Battle:
         self.difference = 0.0
         self.failures: list[str] = []
 
-    def fight(self) -> None:
-        """Train in peace, train under fire, compare."""
-        peace, fire = self._scratch / f"{self._way}-peace", self._scratch / f"{self._way}-fire"
-        for out in (peace, fire):
+    def train(self) -> None:
+        """Train without kills, train with kills, and compare."""
+        reference, killed = self._scratch / f"{self._way}-reference", self._scratch / f"{self._way}-killed"
+        for out in (reference, killed):
             with (self._scratch / "said").open("w+b") as said:
                 process = subprocess.Popen(self._words(out), stdout=said, stderr=said, env=_environment())
                 try:
-                    if out == fire:
-                        self._shoot(process, out)
+                    if out == killed:
+                        self._kill_one(process, out)
                     code = process.wait(timeout=1 if self.failures else _LONGEST_RUN)
                 except subprocess.TimeoutExpired:
                     self.failures.append(f"{out.name}: hangs")
@@ -89,16 +88,16 @@ class _Battle:
                 self.failures.append(f"{out.name}: torchrun ended with exit code {code}: {last}")
                 return
         self.completed += 1
-        self.failures += [f"{fire.name}: {name} was left behind" for name in leftovers(fire)]
-        self._compare(_losses(peace), _losses(fire))
+        self.failures += [f"{killed.name}: {name} was left behind" for name in leftovers(killed)]
+        self._compare(_losses(reference), _losses(killed))
 
     def _words(self, out: Path) -> list[str]:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         launcher += ["--max-restarts", str(self._settings.kills), "-m", "cloze"]
         return [*launcher, *command(self._data, out, self._settings.steps, "--dropout", "0", "--parallel", self._way)]
 
-    def _shoot(self, process: "subprocess.Popen[bytes]", out: Path) -> None:
-        """Kill one process of every attempt, until it was enough."""
+    def _kill_one(self, process: "subprocess.Popen[bytes]", out: Path) -> None:
+        """Kill one process of every attempt until there were enough kills."""
         dead: set[int] = set()
         while self.kills < self._settings.kills and process.poll() is None and not self.failures:
             team = [number for number in children(process.pid) if number not in dead]
@@ -112,7 +111,7 @@ class _Battle:
                 self.kills += 1
             dead |= set(team)
             while process.poll() is None and set(team) & set(children(process.pid)):
-                time.sleep(0.01)  # torchrun ends the other one; what starts anew needs seconds before it writes
+                time.sleep(0.01)  # torchrun ends the other process; the new attempt needs seconds before it writes
             self._check(out, committed)
             self._progress.advance(f"T2: killing, {self._way}", self.kills, self._settings.kills)
 
@@ -134,19 +133,19 @@ class _Battle:
         state, said = newest(out)
         if said or (state.step if state else 0) < committed:
             self.lost += 1
-            self.failures.append(f"{self._way}: step {committed} was committed, {said or 'it is gone'}")
+            self.failures.append(f"{self._way}: step {committed} was committed, {said or 'it is missing'}")
 
-    def _compare(self, peace: list[float], fire: list[float]) -> None:
-        if len(peace) != len(fire) or not peace:
-            self.failures.append(f"{self._way}: {len(fire)} measurements, not {len(peace)}")
+    def _compare(self, reference: list[float], killed: list[float]) -> None:
+        if len(reference) != len(killed) or not reference:
+            self.failures.append(f"{self._way}: {len(killed)} measurements, not {len(reference)}")
             return
-        self.difference = max(abs(one - other) for one, other in zip(peace, fire, strict=True))
+        self.difference = max(abs(one - other) for one, other in zip(reference, killed, strict=True))
         if self.difference > _CLOSE:
             self.failures.append(f"{self._way}: losses differ by {self.difference:.3g}")
 
 
 def _newest_name(out: Path) -> int:
-    """The number of the newest committed checkpoint, by its name alone."""
+    """Return the step of the newest committed checkpoint, judged by its name."""
     names = (path.name.removeprefix("step-") for path in Run(out).store.folder.glob("step-*"))
     return max((int(name) for name in names if name.isdigit()), default=0)
 
@@ -161,7 +160,7 @@ def _environment() -> dict[str, str]:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Leave nobody behind, whatever went wrong."""
+    """Terminate all processes, whatever happened."""
     if process.poll() is None:
         for number in [*children(process.pid), process.pid]:
             with suppress(ProcessLookupError):

@@ -1,9 +1,9 @@
-"""T4: a run that goes on from any of its steps is the run that was never stopped, bit for bit.
+"""T4: a run resumed from any of its steps is bit-identical to the uninterrupted run.
 
-One training keeps a copy of every checkpoint. From each of them the same command goes on, in a new process, to the end.
-Weights and the losses of all steps must be equal: across the ends of epochs, with batches worked off in parts, with
-frozen variants of masks, and from short sequences to long ones. Batches are made in the training process itself: there
-are no loader processes whose number could matter.
+One training run keeps a copy of every checkpoint. From each of them a new process resumes to the end. Weights and the
+losses of all steps must be equal: across epoch boundaries, with gradient accumulation, with a fixed set of masks, and
+across the switch from short to long sequences. Batches are created in the training process, so there are no loader
+processes whose number could matter.
 """
 
 import shutil
@@ -20,7 +20,7 @@ from cloze.text import Tokenizer
 from cloze.train.pretraining.length_schedule import LengthSchedule
 from cloze.train.settings import PretrainSettings
 from torture.campaign import Outcome
-from torture.training import command, differences, live, make_corpus, result
+from torture.training import command, differences, make_corpus, result, run_command
 
 _MOST_FAILURES = 10
 _WAYS: dict[str, tuple[str, ...]] = {
@@ -33,21 +33,21 @@ _WAYS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class ResumeSettings:
-    """Up to which step to resume, and which kinds of training."""
+    """The last step to resume from, and the kinds of training."""
 
     last: int = 30
-    documents: int = 20  # of which an epoch has sixteen steps
+    documents: int = 20  # an epoch of these has sixteen steps
     ways: tuple[str, ...] = tuple(_WAYS)
 
 
 @dataclass(frozen=True)
 class KeepCopies:
-    """The hook: copy every checkpoint that is committed."""
+    """Hook: copy every checkpoint that is committed."""
 
     kept: Path
 
     def __call__(self, pipe: Connection) -> None:
-        """Put the copying behind each save."""
+        """Patch the save function to copy each checkpoint."""
         save = StateStore.save
 
         def copying(store: StateStore, state: TrainingState) -> None:
@@ -59,7 +59,7 @@ class KeepCopies:
 
 
 def run(settings: ResumeSettings, progress: Progress) -> Outcome:
-    """Train once, keeping all checkpoints, and resume from each."""
+    """Train once, keep all checkpoints, and resume from each."""
     failures: list[str] = []
     resumed = 0
     with TemporaryDirectory() as name:
@@ -70,19 +70,19 @@ def run(settings: ResumeSettings, progress: Progress) -> Outcome:
         for way in settings.ways:
             folder = scratch / way.replace(" ", "-")
             words = command(data, folder / "whole", steps, *_WAYS[way])
-            code, life = live(words, scratch / "said", KeepCopies(folder / "kept"))
+            code, child = run_command(words, scratch / "said", KeepCopies(folder / "kept"))
             if code != 0:
-                failures.append(f"{way}: exit code {code}: {life.last_words}")
+                failures.append(f"{way}: exit code {code}: {child.last_line}")
                 continue
             for step in range(1, settings.last + 1):
-                # How often it saves may be changed on the way, and saving seldom is faster.
+                # The save interval may change on resumption, and saving rarely is faster.
                 words = command(data, folder / "again", steps, *_WAYS[way], save_every=100)
                 failures += _resume(folder, step, words)
                 resumed += 1
                 progress.advance("T4: resuming", resumed, total)
         epochs = _epochs(data, steps)
     if epochs < 2:
-        failures.append("all of it was one epoch; its end was to be crossed")
+        failures.append("the run was only one epoch; it must cross an epoch boundary")
     figures: dict[str, str | int | float] = {
         "resumed": resumed,
         "ways": len(settings.ways),
@@ -97,14 +97,14 @@ def _resume(folder: Path, step: int, words: list[str]) -> list[str]:
     whole, again = folder / "whole", folder / "again"
     shutil.rmtree(again, ignore_errors=True)
     again.mkdir()
-    # With the measurements of the whole run: those after the step have to go.
+    # With the metrics of the whole run: those after the step must be removed.
     for name in ("run.json", "metrics.jsonl"):
         shutil.copyfile(whole / name, again / name)
     shutil.copytree(folder / "kept" / str(step), again / "checkpoints")
-    code, life = live(words, folder / "said")
+    code, child = run_command(words, folder / "said")
     place = f"{folder.name}, from step {step}"
-    if code != 0 or f"resuming at step {step}\n" not in life.words:
-        return [f"{place}: exit code {code}: {life.last_words}"]
+    if code != 0 or f"resuming at step {step}\n" not in child.output:
+        return [f"{place}: exit code {code}: {child.last_line}"]
     return differences(result(again), result(whole), place)
 
 

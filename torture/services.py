@@ -1,4 +1,4 @@
-"""Services to be tortured: models of every kind in this process, or ``cloze serve`` in one of its own."""
+"""Services for the tests: models of every kind in this process, or ``cloze serve`` in a separate one."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ Ask = Callable[..., httpx.Response]
 
 
 def made_folders(folder: Path) -> dict[str, str]:
-    """A small random model of each kind, by name."""
+    """Create a small random model of each kind; return the folders by name."""
     made = {
         "base": model_folder(["mlm", "nsp"]),
         "labels": model_folder(["sequence"], task=TaskLabels("classify", ("bad", "good"))),
@@ -52,12 +52,12 @@ class Running:
         self.service, self.app = service, make_app(service)
 
     def client(self, **options: Any) -> httpx.AsyncClient:
-        """A client; its errors are those of the service."""
+        """Return a client that raises the exceptions of the service."""
         transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
         return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60, **options)
 
     def run(self, ask: Callable[[httpx.AsyncClient], Any], **options: Any) -> Any:
-        """Ask in a loop of our own."""
+        """Run requests in a new event loop."""
 
         async def inside() -> Any:
             async with self.client(**options) as client:
@@ -66,24 +66,24 @@ class Running:
         return asyncio.run(inside())
 
     def post(self, path: str, body: Any = None, *, content: bytes | None = None, **options: Any) -> httpx.Response:
-        """One POST, of JSON or of bytes."""
+        """Send one POST request, with JSON or bytes."""
         sent = json.dumps(body).encode() if content is None else content
         answer: httpx.Response = self.run(lambda client: client.post(path, content=sent), **options)
         return answer
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        """One GET."""
+        """Send one GET request."""
         answer: httpx.Response = self.run(lambda client: client.get(path), **options)
         return answer
 
     def post_paths(self) -> list[str]:
-        """Every path that takes a body."""
+        """Return every path that takes a request body."""
         paths: dict[str, Any] = self.get("/openapi.json").json()["paths"]
         return [path for path, verbs in paths.items() if "post" in verbs]
 
     @contextlib.contextmanager
     def blocking(self) -> Iterator[Ask]:
-        """A function that asks, for those who are in no loop: one loop in a thread, for all that they ask."""
+        """Yield a blocking request function, backed by one event loop in a thread."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, daemon=True)
         thread.start()
@@ -103,7 +103,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(settings: ServiceSettings, *, precision: PrecisionName = "fp32") -> Iterator[Running]:
-    """Load, start, and drain at the end."""
+    """Load and start a service, and drain it at the end."""
     metrics = Metrics()
     service = Service(settings, load_models(settings, metrics, precision=precision), metrics)
     service.models.start()
@@ -116,7 +116,7 @@ def running(settings: ServiceSettings, *, precision: PrecisionName = "fp32") -> 
 
 @contextlib.contextmanager
 def listening(service: Running, protocol: type[TimeoutProtocol] = TimeoutProtocol, idle: int = 5) -> Iterator[str]:
-    """The address of a service in this process that listens at a socket, for clients that bring their own."""
+    """Yield the address of an in-process service that listens on a socket, for external clients."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         config = uvicorn.Config(
             service.app, http=protocol, ws="none", lifespan="off", log_config=None, timeout_keep_alive=idle
@@ -133,7 +133,7 @@ def listening(service: Running, protocol: type[TimeoutProtocol] = TimeoutProtoco
 
 @contextlib.contextmanager
 def made_service(limits: Limits | None = None, **options: Any) -> Iterator[Running]:
-    """A service with a model of every kind."""
+    """Start a service with a model of every kind."""
     with tempfile.TemporaryDirectory() as folder:
         settings = ServiceSettings(made_folders(Path(folder)), limits=limits or Limits(), **options)
         with running(settings) as found:
@@ -141,12 +141,12 @@ def made_service(limits: Limits | None = None, **options: Any) -> Iterator[Runni
 
 
 class Process:
-    """``cloze serve`` in a process of its own."""
+    """``cloze serve`` in a separate process."""
 
     def __init__(self, folders: list[str], *flags: str, environment: dict[str, str] | None = None) -> None:
         key = (environment or {}).get("CLOZE_KEY")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        # In fp32, unless a trial asks for another: what it compares with is exact.
+        # fp32 by default: the tests compare exact results.
         precision = () if "--precision" in flags else ("--precision", "fp32")
         words = [*CLOZE, "serve", *folders, "--port", "0", "--json", *precision, *flags]
         self.started = time.monotonic()
@@ -160,7 +160,7 @@ class Process:
         self.address: str = json.loads(line)["address"]
 
     def wait_ready(self, longest: float = 60) -> float:
-        """Wait until it is; return the seconds since the process was started."""
+        """Wait until the service is ready; return the seconds since the process was started."""
         while time.monotonic() - self.started < longest:
             if httpx.get(f"{self.address}/ready", headers=self._headers).status_code == 200:
                 return time.monotonic() - self.started
@@ -168,18 +168,18 @@ class Process:
         raise TimeoutError(f"not ready after {longest:.0f} s")
 
     def memory(self) -> int:
-        """Bytes of its memory that are in use."""
+        """Return its resident memory in bytes."""
         line = next(
             line for line in Path(f"/proc/{self.process.pid}/status").read_text("utf-8").splitlines() if "VmRSS" in line
         )
         return int(line.split()[1]) * 1024
 
     def descriptors(self) -> int:
-        """Files and sockets that it has open."""
+        """Return the number of its open files and sockets."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def stop(self, longest: float = 60) -> tuple[int, str]:
-        """SIGTERM; the exit code, and what it said on standard error."""
+        """Send SIGTERM; return the exit code and the standard error output."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -192,7 +192,7 @@ class Process:
 
 @contextlib.contextmanager
 def process(folders: list[str], *flags: str, environment: dict[str, str] | None = None) -> Iterator[Process]:
-    """A ready service, stopped at the end whatever happens."""
+    """Yield a ready service, and stop it in any case."""
     made = Process(folders, *flags, environment=environment)
     try:
         made.wait_ready()

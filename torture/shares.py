@@ -1,9 +1,9 @@
-"""T30: one greedy client and nine modest ones.
+"""T30: fairness between one greedy client and nine modest ones.
 
-Each modest client has one connection and sends a short request as soon as the one before is answered. The greedy one
-has an address of its own as well, and many connections, half of which send many texts at a time and half texts whose
-blanks are filled jointly, which takes hundreds of forward passes. What the modest ones get done beside it is compared
-with what they get done when all ten are modest, in turn, since other things may run on the machine.
+Each modest client has one connection and sends a short request as soon as the previous one is answered. The greedy
+client has an address of its own and many connections: half send many texts per request, half send texts with jointly
+filled blanks, which need hundreds of forward passes. The throughput of the modest clients is compared with that of ten
+modest clients, in turns, because other processes may run on the machine.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ from torture.services import process
 _MODEST = json.dumps({"texts": ["the cat sat on the mat " * 4] * 2}).encode()
 _MANY = json.dumps({"texts": ["the cat sat on the mat " * 4] * 64}).encode()
 _SLOW = json.dumps({"texts": "the [MASK] sat on [MASK] " * 4, "top": 10, "joint": True}).encode()
-_BACK_OFF = 0.2  # seconds after which the greedy client asks again when it was refused
+_BACK_OFF = 0.2  # seconds before the greedy client retries after a rejection
 
 
 @dataclass(frozen=True)
 class ShareSettings:
-    """How many clients and connections, and how often and for how long each of the two is tried."""
+    """The number of clients and connections, and the repetitions and duration of each measurement."""
 
     clients: int = 10
     connections: int = 20  # of the greedy client
     rounds: int = 4
     seconds: float = 15.0
-    least: float = 0.8  # of the requests that a modest client has answered when all are modest
-    address: str = "127.0.0.{}"  # of each client; every one of this network is this machine's
-    folder: str | None = None  # of a model, if not a made one
+    least: float = 0.8  # minimum throughput of a modest client relative to ten modest ones
+    address: str = "127.0.0.{}"  # of each client; every address of this network belongs to this machine
+    folder: str | None = None  # model to serve; a random one if None
 
 
 def run(settings: ShareSettings, progress: Progress) -> Outcome:
@@ -50,8 +50,8 @@ def run(settings: ShareSettings, progress: Progress) -> Outcome:
 
 
 def compare(address: str, settings: ShareSettings, progress: Progress) -> Outcome:
-    """The same with a service that is there."""
-    asyncio.run(_press(address, settings, 2.0, greedy=False))  # warm
+    """Run the measurement against a running service."""
+    asyncio.run(_press(address, settings, 2.0, greedy=False))  # warm-up
     alone: list[float] = []
     beside: list[float] = []
     greedy, odd = Figures(), Counter[str]()
@@ -65,16 +65,16 @@ def compare(address: str, settings: ShareSettings, progress: Progress) -> Outcom
             odd.update({status: count for status, count in found.statuses.items() if status != "200"})
         progress.advance("T30: rounds", number + 1, settings.rounds)
     kept, worst = mean(beside) / mean(alone), min(beside) / median(alone)
-    failures = [f"modest clients keep {kept:.0%}"] if not kept >= settings.least else []
+    failures = [f"modest clients retain {kept:.0%}"] if not kept >= settings.least else []
     failures += [f"modest clients: {dict(odd)}"] if odd else []
     failures += [] if greedy.statuses["200"] else ["the greedy client was never answered"]
     figures: dict[str, str | int | float] = {
         "modest, requests/s each": round(mean(alone), 2),
-        "beside a greedy one": round(mean(beside), 2),
+        "modest with a greedy one": round(mean(beside), 2),
         "kept": f"{kept:.0%}",
-        "kept by the worst": f"{worst:.0%}",
+        "minimum retained": f"{worst:.0%}",
         "greedy: answered": greedy.statuses["200"],
-        "greedy: refused": greedy.statuses["429"],
+        "greedy: rejected": greedy.statuses["429"],
     }
     return Outcome(not failures, figures, failures)
 
@@ -82,7 +82,7 @@ def compare(address: str, settings: ShareSettings, progress: Progress) -> Outcom
 async def _press(
     address: str, settings: ShareSettings, seconds: float, *, greedy: bool
 ) -> tuple[list[Figures], Figures]:
-    """What each modest client found, and the greedy one, if there is one."""
+    """Return the statistics of each modest client, and of the greedy one if there is one."""
     modest = [
         press(_target(address, settings, "embed", number), [_MODEST], connections=1, seconds=seconds)
         for number in range(settings.clients - greedy)

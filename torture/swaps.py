@@ -1,8 +1,8 @@
-"""T19: a text has the same answer alone and in any company, in every precision, and nobody gets another's.
+"""T19: a text gets the same result alone and in any batch, in every precision, and never another text's result.
 
-Texts of all lengths, each with a vector and with labels' probabilities of its own that the models gave it alone, are
-asked for by many connections at once, by several routes, one or several in a request. Whatever comes back is compared
-with what belongs to the text that it was asked for.
+Texts of all lengths, each with its own vector and label probabilities computed alone, are requested over many
+connections at once, by several routes, with one or several texts per request. Every response is compared with the
+expected results of its texts.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ from torture.load import Target, press
 from torture.services import process
 
 Floats = NDArray[np.float32]
-# How far an answer may be from that alone: in numbers in float32, else in what its cosine lacks.
+# Tolerance from the result alone: the largest difference in float32, otherwise 1 - cosine.
 _NEAR: dict[PrecisionName, float] = {"fp32": 1e-5, "bf16": 1e-4, "int8": 1e-4}
-# How far two texts' answers must be from each other, so that they can be told.
+# Minimum distance between the results of two texts, so that a swap is detected.
 _APART = 1e-3
 _LABELS = 32
-# So wide that hundreds of texts lie apart in it.
+# Wide enough for the vectors of hundreds of texts to differ.
 _SHAPE = replace(SMALL, hidden_size=64, heads=4, feedforward_size=96)
 _WORDS = [*(word for word in WORDS if not word.startswith("##")), *(f"word{index}" for index in range(38))]
 
 
 @dataclass(frozen=True)
 class SwapSettings:
-    """How many requests in which precision, by how many at once."""
+    """The number of requests per precision, and of concurrent connections."""
 
     requests: tuple[tuple[PrecisionName, int], ...] = (("fp32", 60_000), ("bf16", 20_000), ("int8", 20_000))
     connections: int = 48
@@ -51,7 +51,7 @@ class SwapSettings:
 
 @dataclass(frozen=True)
 class Route:
-    """How texts are asked for, for which share of the requests, and what of an answer is compared, a row a text."""
+    """A route, its share of the requests, and how its requests and responses are built, one row per text."""
 
     model: str
     share: float
@@ -75,16 +75,16 @@ _ROUTES = {
 
 @dataclass(frozen=True)
 class Alone:
-    """Texts, and what each is answered alone by each model, in one precision."""
+    """Texts with their results when processed alone by each model, in one precision."""
 
     precision: PrecisionName
     texts: list[str]
-    answers: Mapping[str, Floats]  # by model, a row a text
+    answers: Mapping[str, Floats]  # by model, one row per text
 
 
 @dataclass
 class Tally:
-    """What came back."""
+    """Results of the comparison."""
 
     done: int = 0
     answered: int = 0
@@ -94,7 +94,7 @@ class Tally:
 
 
 def run(settings: SwapSettings, progress: Progress) -> Outcome:
-    """Ask and compare, precision by precision."""
+    """Send requests and compare responses, precision by precision."""
     figures: dict[str, str | int | float] = {}
     tallies: list[Tally] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +119,7 @@ def _told(precision: PrecisionName, farthest: float) -> dict[str, str | int | fl
 
 
 def swap_folders(folder: Path) -> dict[str, str]:
-    """A model for vectors and one for labels, with int8 weights beside them."""
+    """Create a model for vectors and one for labels, both with int8 weights."""
     task = TaskLabels("classify", tuple(f"label{number}" for number in range(_LABELS)))
     made = {
         "base": model_folder(["mlm", "nsp"], config=_SHAPE),
@@ -132,7 +132,7 @@ def swap_folders(folder: Path) -> dict[str, str]:
 
 
 def ask_alone(folders: Mapping[str, str], precision: PrecisionName, settings: SwapSettings) -> Alone:
-    """Texts whose answers can be told from each other, and these answers."""
+    """Return texts with distinguishable results, and these results."""
     chance = random.Random(settings.seed)
     models = {name: load(folder, precision=precision) for name, folder in folders.items()}
     texts: list[str] = []
@@ -154,7 +154,10 @@ def ask_alone(folders: Mapping[str, str], precision: PrecisionName, settings: Sw
 
 
 def distances(precision: PrecisionName, found: Floats, expected: Floats) -> NDArray[np.float64]:
-    """How far each row is from what was expected, as the precision is judged: (N, H), (N, H) or (H,) -> (N,)."""
+    """Return the distance of each row from the expected one: (N, H), (N, H) or (H,) -> (N,).
+
+    The measure depends on the precision.
+    """
     one, other = found.astype(np.float64), expected.astype(np.float64)
     if precision == "fp32":
         largest: NDArray[np.float64] = np.abs(one - other).max(-1)
@@ -165,11 +168,11 @@ def distances(precision: PrecisionName, found: Floats, expected: Floats) -> NDAr
 
 
 def compare(address: str, alone: Alone, requests: int, settings: SwapSettings, progress: Progress) -> Tally:
-    """Ask a service of these models by all routes at once, and compare all that it answers."""
+    """Send requests to all routes at once, and compare every response."""
     tally = Tally()
     if len(alone.texts) < settings.texts:
         tally.failures.append(
-            f"{alone.precision}: {len(alone.texts)} texts of {settings.texts} have answers that can be told"
+            f"{alone.precision}: {len(alone.texts)} texts of {settings.texts} have distinguishable results"
         )
     asyncio.run(_ask(address, alone, requests, settings, tally, progress))
     if tally.answered < 0.9 * requests:

@@ -1,8 +1,8 @@
-"""T13: rows as people's files have them, and text without line ends.
+"""T13: malformed tables as users have them, and text without line ends.
 
-Each file is read in a process of its own, as fine-tuning or preparation reads it. What is wrong with it must be told in
-one line that names the line of the file, and what is only unusual (a mark at the beginning, CRLF) must be read. Memory
-must not follow the length of a line: that of each process is compared with one that reads two good rows.
+Each file is read in a separate process, as fine-tuning or preparation reads it. Errors must be reported in one line
+that names the line of the file; unusual but valid files (byte order mark, CRLF) must be accepted. Memory must not grow
+with the length of a line: it is compared with that of a process that reads two good rows.
 """
 
 import json
@@ -48,7 +48,7 @@ print("read")
 
 @dataclass(frozen=True)
 class TableSettings:
-    """How long a long line is, and how much memory it may take beyond that of two short ones."""
+    """The length of a long line, and the memory that it may take beyond two short ones."""
 
     long_line: int = 100 * 2**20
     most_more: int = 120 * 2**20
@@ -56,7 +56,7 @@ class TableSettings:
 
 @dataclass(frozen=True)
 class Case:
-    """A file, and what is to be said of it: a pattern, in which LINE stands for its name and the line."""
+    """A file and the expected message: a pattern in which LINE stands for the file name and line number."""
 
     name: str
     ending: str
@@ -66,7 +66,7 @@ class Case:
 
 
 def csv_cases(long: int) -> Iterator[Case]:
-    """Files of comma-separated values."""
+    """Return CSV files."""
     good = b"text,label\nthe ship went down,sea\n"
     yield Case("two rows", ".csv", good + b"the men,land\n", "read 2 2")
     yield Case(
@@ -83,7 +83,7 @@ def csv_cases(long: int) -> Iterator[Case]:
 
 
 def json_cases(long: int) -> Iterator[Case]:
-    """Files with an object a line."""
+    """Return JSONL files."""
     good = b'{"text": "the ship went down", "label": "sea"}\n'
     other = b'{"text": "the men", "label": "land"}\n'
     yield Case("mark and CRLF", ".jsonl", b"\xef\xbb\xbf" + (good + other).replace(b"\n", b"\r\n"), "read 2 2")
@@ -99,7 +99,7 @@ def json_cases(long: int) -> Iterator[Case]:
 
 
 def run(settings: TableSettings, progress: Progress) -> Outcome:
-    """Read every file, and see what was said and what it took."""
+    """Read every file, and check message and memory."""
     cases = [*csv_cases(settings.long_line), *json_cases(settings.long_line)]
     failures, most = list[str](), 0
     with TemporaryDirectory() as scratch:
@@ -127,7 +127,7 @@ def run(settings: TableSettings, progress: Progress) -> Outcome:
 
 
 def read_table(case: Case, folder: Path) -> tuple[int, str | None]:
-    """The memory that reading took, and what was wrong with what was said."""
+    """Return the memory that reading took, and what was wrong with the message."""
     good = folder / "good.jsonl"
     rows = [{"text": f"the {label}", "label": label} for label in LABELS]
     good.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -143,7 +143,7 @@ def read_table(case: Case, folder: Path) -> tuple[int, str | None]:
 
 
 def prepare_line(length: int, folder: Path) -> tuple[int, str | None]:
-    """The memory that preparing took of a document whose one line has so many characters, and what was wrong."""
+    """Return the memory that preparing a document with one line of this length took, and what was wrong."""
     sentence = "the ship went down with all the men . "
     text, out = folder / "text.txt", folder / f"prepared-{length}"
     text.write_text("the men .\n\n" + sentence * (length // len(sentence) + 1), encoding="utf-8")
@@ -152,7 +152,7 @@ def prepare_line(length: int, folder: Path) -> tuple[int, str | None]:
 
 
 def measured(program: str, given: tuple[Path, ...]) -> tuple[int, str]:
-    """The largest resident set of a program, in bytes, and what it printed."""
+    """Return the peak resident memory of a program in bytes, and what it printed."""
     words = [sys.executable, "-c", program, *map(str, given)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
         assert child.stdout is not None

@@ -1,8 +1,8 @@
-"""T5: a run may go on with another number of processes, and sees the same samples in the same order.
+"""T5: a run can be resumed with another number of processes and sees the same samples in the same order.
 
-One process trains without a stop. Then chains of processes do: two stop and save, one goes on and stops, two go on to
-the end; and the other way round. Which rows each step was made of is told by the processes themselves. Rows must be the
-same, in the same order; losses within 1e-6 of their size (float32, no dropout).
+One process trains without interruption. Then chains of processes train: two stop and save, one resumes and stops, two
+resume to the end; and the other way round. The processes report the rows of each step. Rows must be the same, in the
+same order; losses must agree within a relative 1e-6 (float32, no dropout).
 """
 
 import os
@@ -22,9 +22,9 @@ from cloze.progress import Progress
 from cloze.train.loop import ObjectiveOutput, _Training
 from cloze.train.pretraining.objective import PretrainingObjective
 from torture.campaign import Outcome
-from torture.training import begin, command, make_corpus, result
+from torture.training import command, make_corpus, result, start_command
 
-Stage = tuple[int, Literal["ddp", "fsdp"]]  # how many processes, and how they hold the weights
+Stage = tuple[int, Literal["ddp", "fsdp"]]  # number of processes, and how they hold the weights
 Rows = dict[int, tuple[str, ...]]
 _CLOSE = 1e-6
 _MOST_FAILURES = 10
@@ -45,7 +45,7 @@ class SizeSettings:
 
 @dataclass(frozen=True)
 class Member:
-    """The hook: be one of a team, tell of the rows of every step, and stop everybody after one of them."""
+    """Hook: join a process group, report the rows of every step, and stop all processes after one of them."""
 
     rank: int
     size: int
@@ -53,7 +53,7 @@ class Member:
     stop: int | None
 
     def __call__(self, pipe: Connection) -> None:
-        """Set what torchrun would set, and put the telling behind the batches."""
+        """Set what torchrun would set, and patch the batches to report their rows."""
         team = {"RANK": self.rank, "LOCAL_RANK": self.rank, "WORLD_SIZE": self.size, "MASTER_PORT": self.port}
         os.environ.update({name: str(value) for name, value in team.items()} | {"MASTER_ADDR": "127.0.0.1"})
         step_of, forward = _Training._step, PretrainingObjective.forward
@@ -80,7 +80,7 @@ class Member:
 
 
 def run(settings: SizeSettings, progress: Progress) -> Outcome:
-    """Train alone, then in every chain."""
+    """Train with one process, then with every chain."""
     figures: dict[str, str | int | float] = {"chains": 0, "other rows": 0, "largest difference": 0.0}
     failures: list[str] = []
     with TemporaryDirectory() as name:
@@ -99,7 +99,7 @@ def run(settings: SizeSettings, progress: Progress) -> Outcome:
                 figures["other rows"] = int(figures["other rows"]) + other
                 figures["largest difference"] = max(float(figures["largest difference"]), difference)
                 if other or difference > _CLOSE or len(alone) != settings.steps:
-                    failures.append(f"{chain}: {other} steps of other rows, losses differ by {difference:.3g}")
+                    failures.append(f"{chain}: {other} steps with different rows, losses differ by {difference:.3g}")
                 progress.advance("T5: changing teams", number + 1, len(settings.chains))
         except _TeamError as error:
             failures.append(str(error))
@@ -107,28 +107,28 @@ def run(settings: SizeSettings, progress: Progress) -> Outcome:
 
 
 class _TeamError(Exception):
-    """A process ended otherwise than it should."""
+    """Raised when a process ends in an unexpected way."""
 
 
 def _train(data: Path, out: Path, chain: Sequence[Stage], steps: int) -> Rows:
-    """One run, by several teams one after the other; the rows of every step."""
+    """Train one run with several process groups in turn; return the rows of every step."""
     rows: Rows = {}
     for number, (size, way) in enumerate(chain, start=1):
         last = number == len(chain)
         stop = None if last else number * steps // len(chain)
         words = command(data, out, steps, "--dropout", "0", "--parallel", way, save_every=1000)
         port = _free_port()
-        lives = [
-            begin(words, out.with_name(f"said-{rank}"), Member(rank, size, port, stop if rank == 0 else None))
+        children = [
+            start_command(words, out.with_name(f"said-{rank}"), Member(rank, size, port, stop if rank == 0 else None))
             for rank in range(size)
         ]
-        codes = [life.end() for life in lives]
+        codes = [child.end() for child in children]
         if codes != [0 if last else 128 + signal.SIGTERM] * size:
-            raise _TeamError(f"{out.name}, {size} of {way}: exit codes {codes}: {lives[0].last_words}")
-        for step in {step for step, _ in lives[0].told}:
-            told = [row for life in lives for each, part in life.told if each == step for row in part]
-            if rows.setdefault(step, tuple(told)) != tuple(told):
-                raise _TeamError(f"{out.name}: step {step} was made again, of other rows")
+            raise _TeamError(f"{out.name}, {size} of {way}: exit codes {codes}: {children[0].last_line}")
+        for step in {step for step, _ in children[0].messages}:
+            rows_of_step = [row for child in children for each, part in child.messages if each == step for row in part]
+            if rows.setdefault(step, tuple(rows_of_step)) != tuple(rows_of_step):
+                raise _TeamError(f"{out.name}: step {step} was repeated with different rows")
     return rows
 
 

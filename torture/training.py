@@ -1,7 +1,7 @@
-"""A training of seconds, in processes that start in milliseconds: what T1 to T8 do their worst to.
+"""A training run of seconds, in processes that start in milliseconds; used by T1 to T8.
 
-The command line itself is run, in a child of a server process that has imported everything already. Before it starts, a
-hook may put something between it and its functions; what a hook has to tell comes through a pipe.
+Runs the command line itself, in a child of a fork server that has imported everything already. Before the command
+starts, a hook may patch functions of the process; the hook reports through a pipe.
 """
 
 import json
@@ -33,9 +33,9 @@ from cloze.train.run import Run
 from cloze.train.settings import LoopSettings, PretrainSettings
 
 Hook = Callable[[Connection], None]
-_LONGEST = 300.0  # seconds for one process
+_LONGEST = 300.0  # timeout of one process in seconds
 _CONTEXT = multiprocessing.get_context("forkserver")
-# The last ones are what an optimizer, a picture and a team import when they are first needed.
+# The last ones are lazily imported by the optimizer, plotting and distributed training.
 _CONTEXT.set_forkserver_preload(
     [
         "torture.training",
@@ -49,7 +49,7 @@ _CONTEXT.set_forkserver_preload(
 
 
 def make_corpus(folder: Path, documents: int = 60) -> Path:
-    """Prepare made-up documents, a fifth of them held out; an epoch of batches of four has about a dozen steps."""
+    """Prepare synthetic documents, a fifth of them held out; an epoch with batches of four has about a dozen steps."""
     texts = make_documents(documents)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.txt").write_text(as_text(texts), encoding="utf-8")
@@ -59,7 +59,7 @@ def make_corpus(folder: Path, documents: int = 60) -> Path:
 
 
 def command(data: Path, out: Path, steps: int, *more: str, save_every: int = 1, evaluate_every: int = 0) -> list[str]:
-    """What would be typed after ``cloze``: the smallest model, and checkpoints often."""
+    """Return the arguments after ``cloze``: the smallest model with frequent checkpoints."""
     words = ["pretrain", str(data), "--out", str(out), "--preset", "tiny", "--batch", "4", "--length", "24"]
     words += ["--steps", str(steps), "--rate", "1e-3", "--save-every", str(save_every)]
     words += ["--evaluate-every", str(evaluate_every)]
@@ -67,26 +67,26 @@ def command(data: Path, out: Path, steps: int, *more: str, save_every: int = 1, 
 
 
 @dataclass
-class Life:
-    """One process under way, and what its hook has told."""
+class ChildProcess:
+    """A running process, and the messages of its hook."""
 
     process: BaseProcess
-    said: Path
+    log: Path
     _pipe: Connection
-    told: list[Any] = field(default_factory=list)
+    messages: list[Any] = field(default_factory=list)
 
     def listen(self, seconds: float) -> bool:
-        """Take in the next thing told, if it comes in time; False also when nothing can come any more."""
+        """Receive the next message; return False after the timeout, or if there can be no more messages."""
         try:
             if self._pipe.poll(seconds):
-                self.told.append(self._pipe.recv())
+                self.messages.append(self._pipe.recv())
                 return True
         except (EOFError, OSError):
             pass
         return False
 
     def end(self, longest: float = _LONGEST) -> int:
-        """Hear everything, wait, and return the exit code: that of the command, or minus the signal that killed it."""
+        """Receive all messages, wait, and return the exit code: the command's, or minus the signal that killed it."""
         deadline = time.monotonic() + longest
         while self.process.is_alive() and time.monotonic() < deadline:
             self.listen(0.05)
@@ -101,34 +101,34 @@ class Life:
         return -1 if code is None else code
 
     @property
-    def words(self) -> str:
+    def output(self) -> str:
         """Everything that was printed."""
-        return self.said.read_text(encoding="utf-8", errors="replace") if self.said.is_file() else ""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
 
     @property
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """The last line that was printed."""
-        return (self.words.strip().splitlines() or ["nothing"])[-1]
+        return (self.output.strip().splitlines() or ["nothing"])[-1]
 
 
-def begin(words: Sequence[str], said: Path, hook: Hook | None = None) -> Life:
-    """Start a command, in a process of its own; what it prints goes to the file ``said``."""
+def start_command(words: Sequence[str], log: Path, hook: Hook | None = None) -> ChildProcess:
+    """Start a command in a separate process, with its output in the file ``log``."""
     ours, theirs = _CONTEXT.Pipe(duplex=False)
-    said.unlink(missing_ok=True)
-    process = _CONTEXT.Process(target=_live, args=(list(words), said, theirs, hook), daemon=True)
+    log.unlink(missing_ok=True)
+    process = _CONTEXT.Process(target=_child_main, args=(list(words), log, theirs, hook), daemon=True)
     process.start()
-    theirs.close()  # so that its end is the end of the pipe
-    return Life(process, said, ours)
+    theirs.close()  # so that the pipe closes when the process ends
+    return ChildProcess(process, log, ours)
 
 
-def live(words: Sequence[str], said: Path, hook: Hook | None = None) -> tuple[int, Life]:
-    """Run a command to its end; its exit code, and what is left of it."""
-    life = begin(words, said, hook)
-    return life.end(), life
+def run_command(words: Sequence[str], log: Path, hook: Hook | None = None) -> tuple[int, ChildProcess]:
+    """Run a command to its end; return its exit code and the finished process."""
+    child = start_command(words, log, hook)
+    return child.end(), child
 
 
-def _live(words: list[str], said: Path, pipe: Connection, hook: Hook | None) -> None:
-    with said.open("ab") as file:
+def _child_main(words: list[str], log: Path, pipe: Connection, hook: Hook | None) -> None:
+    with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     loop = PretrainSettings.loop
@@ -137,7 +137,7 @@ def _live(words: list[str], said: Path, pipe: Connection, hook: Hook | None) -> 
         return replace(loop(settings), log_every=1)
 
     patch.object(PretrainSettings, "loop", log_every_step).start()
-    patch.object(pretrain, "measure_peak", lambda _: 1.0).start()  # a sixth of a second for nothing that is tried here
+    patch.object(pretrain, "measure_peak", lambda _: 1.0).start()  # it takes a sixth of a second and is not under test
     if hook is not None:
         hook(pipe)
     main(words)
@@ -145,13 +145,13 @@ def _live(words: list[str], said: Path, pipe: Connection, hook: Hook | None) -> 
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run has come to: its weights, and the losses of every step."""
+    """The result of a finished run: its weights, and the losses of every step."""
 
     weights: str
     losses: list[dict[str, float]]
 
 
-# What is never the same twice.
+# Metrics that differ between runs.
 _CLOCKS = {"seconds", "tokens_per_second", "share_of_peak"}
 
 
@@ -163,36 +163,36 @@ def result(out: Path) -> Result:
 
 
 def differences(found: Result, expected: Result, place: str) -> list[str]:
-    """Say in what a run is not the other."""
-    told = [] if found.weights == expected.weights else [f"{place}: other weights than in peace"]
-    return told + ([] if found.losses == expected.losses else [f"{place}: other losses than in peace"])
+    """Return the differences between two runs."""
+    changes = [] if found.weights == expected.weights else [f"{place}: weights differ from the uninterrupted run"]
+    return changes + ([] if found.losses == expected.losses else [f"{place}: losses differ from the uninterrupted run"])
 
 
 class Listener:
-    """Keeps what it is told."""
+    """A progress listener that stores its messages."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
-        """How far something is does not matter here."""
+        """Ignore progress."""
 
     def say(self, message: str) -> None:
-        """Remember a message."""
-        self.said.append(message)
+        """Store a message."""
+        self.messages.append(message)
 
 
 def newest(out: Path) -> tuple[TrainingState | None, list[str]]:
-    """The checkpoint that a run would go on from, and what is said about damaged ones."""
+    """Return the checkpoint that a run would resume from, and the messages about damaged ones."""
     listener = Listener()
     try:
-        return Run(out).store.newest(listener), listener.said
+        return Run(out).store.newest(listener), listener.messages
     except CheckpointError as error:
         return None, [str(error)]
 
 
 def one_before(out: Path, step: int) -> tuple[TrainingState | None, list[str]]:
-    """The same of a run whose newest checkpoint, of this step, is gone."""
+    """Return the same for the run without its newest checkpoint, the one of this step."""
     with TemporaryDirectory() as name:
         checkpoints = Run(out).store.folder
         left = shutil.ignore_patterns(f"*step-{step:08d}*")
@@ -202,7 +202,7 @@ def one_before(out: Path, step: int) -> tuple[TrainingState | None, list[str]]:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """What unfinished work has left behind."""
+    """Return files left behind by unfinished work."""
     return sorted(
         str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in {".tmp", ".old"} or is_ours(path)
     )

@@ -1,8 +1,8 @@
 """T9: a vocabulary is a pure function of its text.
 
-It is learned again and again by the command line, each time in a new process with another seed of Python's hashes,
-another number of the engine's threads and another number of workers. Every file of every folder must have the bytes of
-the first one's.
+It is learned repeatedly by the command line, each time in a new process with another hash seed of Python, another
+number of native threads and another number of workers. Every file of every folder must be byte-identical to that of the
+first run.
 """
 
 import os
@@ -18,19 +18,19 @@ from tempfile import TemporaryDirectory
 from cloze.progress import Progress
 from torture.campaign import SOURCES, Outcome
 
-# What the installed script does, whatever PATH says.
+# The installed script's entry point, independent of PATH.
 CLOZE = (sys.executable, "-c", "from cloze.cli import main; main()")
 BOOKS = SOURCES / "demo" / "data" / "books.txt.xz"
-# So many that their combinations differ from run to run.
+# The numbers of options are chosen so that the combinations differ between runs.
 _THREADS = (1, 2, 4)
 _WORKERS = (1, 2, 3, 4)
-_LONGEST_RUN = 900  # seconds
+_LONGEST_RUN = 900  # timeout in seconds
 _MOST_FAILURES = 10
 
 
 @dataclass(frozen=True)
 class LearningSettings:
-    """From what to learn how often, and with which command."""
+    """The text, the number of runs, and the command."""
 
     texts: tuple[Path, ...] = (BOOKS,)
     size: int = 8000
@@ -41,7 +41,7 @@ class LearningSettings:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What differs between two runs, and must not matter; ``workers`` is None where there is no such flag."""
+    """Conditions that differ between two runs and must not matter; ``workers`` is None if there is no such flag."""
 
     hash_seed: int
     threads: int
@@ -49,7 +49,7 @@ class Conditions:
 
 
 def run(settings: LearningSettings, progress: Progress) -> Outcome:
-    """Learn the vocabulary in as many processes as asked for, and compare the folders."""
+    """Learn the vocabulary in separate processes, and compare the folders."""
     try:
         takes_workers = "--workers" in run_program([*settings.command, "vocab", "--help"])
     except subprocess.SubprocessError as error:
@@ -79,7 +79,7 @@ def run(settings: LearningSettings, progress: Progress) -> Outcome:
 
 
 def choose_conditions(runs: int, takes_workers: bool) -> list[Conditions]:
-    """Other conditions for every run."""
+    """Return different conditions for every run."""
     return [
         Conditions(
             hash_seed=number * 7919,
@@ -104,20 +104,22 @@ def learn(settings: LearningSettings, conditions: Conditions, folder: Path) -> d
 
 
 def compare(conditions: Sequence[Conditions], folders: Mapping[int, Mapping[str, str]]) -> list[str]:
-    """Say which runs made other files than the first of those that made any."""
+    """Return the runs whose files differ from those of the first successful run."""
     if not any(folders.values()):
         return ["no run has made a file"]
     first = min(number for number in folders if folders[number])
-    told = []
+    problems = []
     for number, files in sorted(folders.items()):
         names = {*files, *folders[first]}
         if names := {name for name in names if files.get(name) != folders[first].get(name)}:
-            told.append(f"{conditions[number]}: {', '.join(sorted(names))} not as with {conditions[first]}")
-    return told
+            problems.append(
+                f"{conditions[number]}: {', '.join(sorted(names))} differ from those with {conditions[first]}"
+            )
+    return problems
 
 
 def run_program(words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-    """Run a program in a process of its own, and return what it printed."""
+    """Run a program in a separate process, and return what it printed."""
     return subprocess.run(
         words,
         env={**os.environ, **(environment or {})},
@@ -130,7 +132,7 @@ def run_program(words: Sequence[str], environment: Mapping[str, str] | None = No
 
 
 def tell(error: Exception) -> str:
-    """The last line of what a failed program wrote."""
+    """Return the last line that a failed program wrote."""
     if isinstance(error, subprocess.CalledProcessError):
         lines = str(error.stderr).strip().splitlines()
         return f"exit code {error.returncode}: {lines[-1] if lines else 'no message'}"

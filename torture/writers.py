@@ -1,8 +1,8 @@
-"""T25: of several processes that write to the same place one writes and the others are refused, or they take turns.
+"""T25: of several processes that write to the same path, one writes and the others are rejected or take turns.
 
-Two or four processes get the same output, of the same command in two variants, and start within a moment. Whatever ends
-with exit code 0 must have left a whole output: in the end it is, to the byte, what one of the variants makes alone. The
-others must end with one line and exit code 2. What lies beside the output must be as it was.
+Two or four processes run two variants of the same command on the same output and start almost together. A process with
+exit code 0 must have left a complete output: in the end it is byte-identical to what one of the variants writes alone.
+The others must end with one line and exit code 2. Files beside the output must be unchanged.
 """
 
 import random
@@ -14,22 +14,22 @@ from tempfile import TemporaryDirectory
 from cloze.progress import Progress
 from torture.campaign import Outcome
 from torture.commands import Inputs, SmallParts, contents, litter, state_of
-from torture.training import Life, begin
+from torture.training import ChildProcess, start_command
 
 _MOST_FAILURES = 10
-# Refusals: somebody is at it, or somebody has been, with other settings.
+# Rejections: another process is writing, or has written with other settings.
 _REFUSALS = (
     "another process is",
     "settings differ",
-    "was prepared otherwise",
-    "holds unfinished work of another kind",
+    "was prepared with other settings",
+    "holds unfinished work with other settings",
     "belongs to a job with other settings",
 )
 
 
 @dataclass(frozen=True)
 class WriterSettings:
-    """How often, which commands (all if none), and within which time the processes start."""
+    """The number of trials, the commands (all if empty), and the window in which the processes start."""
 
     trials: int = 200
     commands: tuple[str, ...] = ()
@@ -38,25 +38,25 @@ class WriterSettings:
 
 
 def run(settings: WriterSettings, progress: Progress) -> Outcome:
-    """Let processes get in each other's way."""
+    """Run competing processes."""
     with TemporaryDirectory() as name:
-        crowd = _Crowd(Path(name).resolve(), settings)
+        writers = _WriterTrials(Path(name).resolve(), settings)
         for number in range(settings.trials):
-            crowd.try_once(number)
+            writers.try_once(number)
             progress.advance("T25: trials", number + 1, settings.trials)
         figures: dict[str, str | int | float] = {
             "trials": settings.trials,
-            "processes": crowd.processes,
-            "wrote": crowd.wrote,
-            "refused": crowd.refused,
-            "mixed or missing": crowd.mixed,
-            "neighbours touched": crowd.touched,
+            "processes": writers.processes,
+            "wrote": writers.wrote,
+            "refused": writers.refused,
+            "mixed or missing": writers.mixed,
+            "other files changed": writers.touched,
         }
-        return Outcome(not crowd.failures, figures, crowd.failures[:_MOST_FAILURES])
+        return Outcome(not writers.failures, figures, writers.failures[:_MOST_FAILURES])
 
 
-class _Crowd:
-    """Trials, one after the other."""
+class _WriterTrials:
+    """Consecutive trials."""
 
     def __init__(self, scratch: Path, settings: WriterSettings) -> None:
         self._scratch, self._settings = scratch, settings
@@ -85,14 +85,14 @@ class _Crowd:
         out = folder / f"out{ending}"
         beside = _make_neighbours(out)
         before = {path: state_of(path) for path in beside}
-        lives: list[Life] = []
+        children: list[ChildProcess] = []
         for process in range(self._draw.choice((2, 4))):
-            lives.append(begin(words(out, process % 2), folder / f"said-{process}", SmallParts()))
+            children.append(start_command(words(out, process % 2), folder / f"said-{process}", SmallParts()))
             time.sleep(self._draw.uniform(0, self._settings.within))
-        codes = [life.end() for life in lives]
+        codes = [child.end() for child in children]
         place = f"trial {number}, {name}"
-        for code, life in zip(codes, lives, strict=True):
-            self._judge_end(code, life, place)
+        for code, child in zip(codes, children, strict=True):
+            self._judge_end(code, child, place)
         if not any(code == 0 for code in codes):
             return
         found = contents(out) if out.exists() else {}
@@ -104,14 +104,14 @@ class _Crowd:
         self.failures += [f"{place}: {other} has changed" for other in others]
         self.failures += [f"{place}: {other} was left behind" for other in litter(folder)]
 
-    def _judge_end(self, code: int, life: Life, place: str) -> None:
+    def _judge_end(self, code: int, child: ChildProcess, place: str) -> None:
         self.processes += 1
         self.wrote += code == 0
-        complaints = [line for line in life.words.splitlines() if "error" in line.lower() or "Traceback" in line]
-        if code == 2 and len(complaints) == 1 and any(words in life.last_words for words in _REFUSALS):
+        complaints = [line for line in child.output.splitlines() if "error" in line.lower() or "Traceback" in line]
+        if code == 2 and len(complaints) == 1 and any(words in child.last_line for words in _REFUSALS):
             self.refused += 1
         elif code != 0:
-            self.failures.append(f"{place}: exit code {code}: {life.last_words}")
+            self.failures.append(f"{place}: exit code {code}: {child.last_line}")
 
 
 def _make_neighbours(out: Path) -> list[Path]:

@@ -39,6 +39,9 @@ LONGEST_ANSWER = 30
 # or a function may have one, or a sentence where nothing has to be said.
 _SCORED_EVERY_EPOCH = "the dev rows are scored after every epoch; leave it out"
 _ALWAYS_BOTH = "fine-tuning trains and then scores the dev rows; leave it out"
+_LOGGED = "the loss is logged to metrics.jsonl in the run's folder; leave it out"
+_ADAMW = "the optimizer is AdamW; leave it out"
+_NO_SMOOTHING = "labels are not smoothed; leave it out"
 NAMES_ELSEWHERE: dict[str, tuple[str, ...] | str] = {
     "num_train_epochs": ("epochs",),
     "num_epochs": ("epochs",),
@@ -56,6 +59,13 @@ NAMES_ELSEWHERE: dict[str, tuple[str, ...] | str] = {
     "lr": ("learning_rate",),
     "warmup_ratio": ("warmup",),
     "warmup_proportion": ("warmup",),
+    "weight_decay_rate": ("weight_decay",),
+    "hidden_dropout_prob": ("dropout",),
+    "label_smoothing": _NO_SMOOTHING,
+    "label_smoothing_factor": _NO_SMOOTHING,
+    "max_grad_norm": "gradients are clipped to norm 1; leave it out",
+    "optim": _ADAMW,
+    "optimizer": _ADAMW,
     "lr_scheduler_type": "after the warm-up, the learning rate falls linearly; leave it out",
     "gradient_accumulation_steps": ("accumulate",),
     "gradient_checkpointing": ("checkpointing",),
@@ -63,9 +73,19 @@ NAMES_ELSEWHERE: dict[str, tuple[str, ...] | str] = {
     "bf16": ("precision",),
     "evaluation_strategy": _SCORED_EVERY_EPOCH,
     "eval_strategy": _SCORED_EVERY_EPOCH,
+    "eval_steps": _SCORED_EVERY_EPOCH,
+    "compute_metrics": "the task decides the metrics; leave it out",
+    "metric_for_best_model": "the first metric of the task selects the model; leave it out",
+    "logging_steps": _LOGGED,
+    "logging_dir": _LOGGED,
+    "report_to": _LOGGED,
     "do_train": _ALWAYS_BOTH,
     "do_eval": _ALWAYS_BOTH,
     "early_stopping_patience": ("patience",),
+    "load_best_model_at_end": ("patience",),
+    "save_strategy": ("save_every",),
+    "save_total_limit": "only the newest checkpoints are kept, and none of a finished run; leave it out",
+    "push_to_hub": "the model is a folder, which hf upload can upload; leave it out",
     "save_steps": ("save_every",),
     "output_dir": ("out",),
     "overwrite_output_dir": ("fresh",),
@@ -85,6 +105,8 @@ NAMES_ELSEWHERE: dict[str, tuple[str, ...] | str] = {
     "no_cuda": ("device",),
 }
 
+# Settings whose values depend on more than their type, and which have messages of their own.
+_CHECKED_ELSEWHERE = ("precision", "objective")
 # What a setting of each type is, in messages.
 _NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", Path: "a path"}
 
@@ -93,8 +115,7 @@ def check_types(settings: Any) -> None:
     """Check the types of all fields of a settings dataclass; scalars of NumPy become Python's.
 
     Raises:
-        ConfigError: If a value has another type than its field, or is NaN. Values that a ``Literal`` lists are checked
-            by type only: the settings have their own messages for them.
+        ConfigError: If a value has another type than its field, is NaN, or is not one that its ``Literal`` lists.
     """
     for name, annotation in _annotations(settings.__class__).items():
         value = getattr(settings, name)
@@ -103,6 +124,9 @@ def check_types(settings: Any) -> None:
             object.__setattr__(settings, name, value)  # the dataclass is frozen
         if not _fits(value, annotation):
             raise ConfigError(f"{name} is {value!r:.40}; {_expected(annotation)} was expected")
+        choices = _choices(annotation)
+        if choices and isinstance(value, str) and value not in choices and name not in _CHECKED_ELSEWHERE:
+            raise ConfigError(f"{name} is {value!r:.40}{did_you_mean(value, choices)}")
 
 
 def make_settings(kinds: Sequence[type[Any]], values: Mapping[str, Any], arguments: Collection[str] = ()) -> list[Any]:
@@ -160,6 +184,15 @@ def _fits(value: object, annotation: Any) -> bool:
         return isinstance(value, str | Path)
     plain = origin or annotation
     return not isinstance(plain, type) or isinstance(value, plain)
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """Return the texts that a ``Literal`` lists, alone or in a union with None."""
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(choice for one in get_args(annotation) for choice in _choices(one))
+    if get_origin(annotation) is not Literal:
+        return ()
+    return tuple(choice for choice in get_args(annotation) if isinstance(choice, str))
 
 
 def _expected(annotation: Any) -> str:

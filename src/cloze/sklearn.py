@@ -1,6 +1,6 @@
 """Estimators for scikit-learn: ``TextClassifier``, ``TextRegressor`` and ``TextEmbedder``.
 
-They take a list, an array or a series of texts, and work in ``Pipeline``, ``GridSearchCV`` and ``cross_val_score``. A
+They accept a list, an array or a series of texts, and work in ``Pipeline``, ``GridSearchCV`` and ``cross_val_score``. A
 fitted estimator holds its model folder as bytes (the weights as safetensors), so that it can be pickled and leaves no
 files behind.
 """
@@ -23,17 +23,17 @@ from cloze.tasks.classification.kind import CLASSIFY, REGRESS
 from cloze.tasks.in_memory import texts_of
 from cloze.train.finetuning.python_api import finetune
 
-# Training rows that are scored after every epoch: a run has dev rows, which an estimator does not use.
+# Number of training rows that are also the dev rows: a run needs dev rows, but an estimator does not use their scores.
 _SCORED = 32
 _CACHE = "_loaded"
 
 
 class InputError(DataError, ValueError):
-    """Texts or targets cannot be used; a ``ValueError`` as well, which scikit-learn expects."""
+    """Raised for unusable texts or targets; also a ``ValueError``, which scikit-learn expects."""
 
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
-    """Fine-tunes a model on texts and targets; the subclasses say for which task."""
+    """Fine-tunes a model on texts and targets; the subclasses define the task."""
 
     def __init__(
         self,
@@ -49,10 +49,20 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         device: str | None = None,
         progress: bool = False,
     ) -> None:
-        """``model`` is a folder, a run or a name; the other settings are those of ``cloze.FinetuneSettings``.
+        """Set the parameters; nothing is loaded before ``fit``.
 
-        With ``few=True``, only a linear head on sentence vectors is fitted, which takes seconds. ``None`` compares it
-        with fine-tuning below 500 rows in every ``fit``, which makes cross-validation slower.
+        Args:
+            model: A model folder, a run or a model name.
+            epochs: Passes over the training rows; chosen by the number of rows if None.
+            batch_size: Rows per optimizer step; chosen by the number of rows if None.
+            learning_rate: Peak learning rate; chosen by the size of the model if None.
+            max_length: Maximum sequence length in tokens; chosen by the texts if None.
+            pooling: Input of the head: ``cls``, ``mean`` or ``separate``; by default, as the model.
+            few: True fits only a linear head on sentence vectors, which takes seconds. None compares this with
+                fine-tuning below 500 rows in every ``fit``, which makes cross-validation slower.
+            random_state: Random seed.
+            device: Where to compute; by default an accelerator if there is one.
+            progress: Whether to print progress.
         """
         self.model = model
         self.epochs = epochs
@@ -105,21 +115,33 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
-    """Classifies texts; fine-tunes a BERT model.
+    """A text classifier that fine-tunes a BERT model.
 
     Attributes:
         classes_: The labels, sorted.
         model_: The fine-tuned ``cloze.Model``.
-        history_: The measurements of the training.
+        history_: The metrics of the training.
 
     Example:
         >>> from cloze.sklearn import TextClassifier
-        >>> from sklearn.model_selection import cross_val_score
-        >>> cross_val_score(TextClassifier(epochs=3), frame["text"], frame["label"], cv=5)
+        >>> texts, labels = ["good film", "bad film"] * 20, ["pos", "neg"] * 20
+        >>> classifier = TextClassifier("cloze-mini", epochs=2).fit(texts, labels)
+        >>> classifier.predict(["a good film"])
     """
 
     def fit(self, X: Any, y: Any) -> "TextClassifier":  # noqa: N803 (scikit-learn's name)
-        """Fine-tune the model on texts and their labels."""
+        """Fine-tune the model.
+
+        Args:
+            X: The texts: a list, an array or a series.
+            y: One label per text.
+
+        Returns:
+            The fitted classifier.
+
+        Raises:
+            InputError: If texts or labels cannot be used, or all labels are equal.
+        """
         texts = _read_texts(X)
         labels = _read_targets(y, len(texts))
         check_classification_targets(labels)
@@ -130,17 +152,31 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         return self._fit(CLASSIFY.name, texts, [names[label] for label in labels.tolist()])
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
-        """Return the label of each text."""
+        """Return the most likely label of each text.
+
+        Args:
+            X: The texts.
+
+        Returns:
+            The labels, (texts,).
+        """
         names, results = self._names(), self.model_.classify(_read_texts(X))
         return np.array([names[result.label] for result in results], dtype=self.classes_.dtype)
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Return the probability of each class, (texts, classes), in the order of ``classes_``."""
+        """Return the probability of each class.
+
+        Args:
+            X: The texts.
+
+        Returns:
+            The probabilities, (texts, classes), in the order of ``classes_``.
+        """
         results = self.model_.classify(_read_texts(X))
         return np.array([[result.probabilities[name] for name in self._names()] for result in results])
 
     def _names(self) -> dict[str, Any]:
-        """Return label name -> class; numbers are used where two classes would have one name."""
+        """Return label name -> class; if two classes have the same name, their numbers are used as names."""
         check_is_fitted(self, "classes_")
         classes = self.classes_.tolist()
         names = [str(label).strip() for label in classes]
@@ -149,48 +185,99 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
 
 
 class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
-    """Predicts a number for each text; fine-tunes a BERT model.
+    """A text regressor that fine-tunes a BERT model.
 
     Attributes:
-        model_: The fine-tuned ``cloze.Model``.
-        history_: The measurements of the training.
+        model_: The fine-tuned ``cloze.Model``; its outputs are standardized, those of ``predict`` are not.
+        history_: The metrics of the training.
+
+    Example:
+        >>> from cloze.sklearn import TextRegressor
+        >>> texts, stars = ["good film", "bad film"] * 20, [5.0, 1.0] * 20
+        >>> TextRegressor("cloze-mini", epochs=2).fit(texts, stars).predict(["a good film"])
     """
 
     def fit(self, X: Any, y: Any) -> "TextRegressor":  # noqa: N803
-        """Fine-tune the model on texts and their numbers."""
+        """Fine-tune the model.
+
+        Args:
+            X: The texts: a list, an array or a series.
+            y: One number per text.
+
+        Returns:
+            The fitted regressor.
+
+        Raises:
+            InputError: If texts or numbers cannot be used.
+        """
         texts = _read_texts(X)
         values = _read_targets(y, len(texts)).astype(np.float64)
-        # The head starts at outputs around zero: standardized targets need no longer training than others.
+        # The head starts with outputs around zero, so targets are standardized; else training would take longer.
         self.mean_, self.scale_ = float(values.mean()), float(values.std()) or 1.0
         return self._fit(REGRESS.name, texts, ((values - self.mean_) / self.scale_).tolist())
 
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Return the number of each text."""
+        """Return the predicted number of each text.
+
+        Args:
+            X: The texts.
+
+        Returns:
+            The numbers, (texts,).
+        """
         return self.model_.regress(_read_texts(X)).astype(np.float64) * self.scale_ + self.mean_
 
 
 class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Turns texts into vectors, for any estimator that follows in a pipeline.
+    """Converts texts to vectors, for any estimator that follows in a pipeline.
+
+    Attributes:
+        n_features_out_: The size of the vectors.
 
     Example:
-        >>> make_pipeline(TextEmbedder("MODEL"), LogisticRegression(max_iter=1000)).fit(texts, labels)
+        >>> from cloze.sklearn import TextEmbedder
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> from sklearn.pipeline import make_pipeline
+        >>> texts, labels = ["good film", "bad film"] * 20, ["pos", "neg"] * 20
+        >>> make_pipeline(TextEmbedder("cloze-mini"), LogisticRegression()).fit(texts, labels)
     """
 
     def __init__(self, model: str = SHIPPED_MODEL, *, pooling: str | None = None, device: str | None = None) -> None:
-        """``pooling``: cls, mean, max, mean_max, mean_words or pooler; that of the model folder by default."""
+        """Set the parameters; the model is loaded by ``fit``.
+
+        Args:
+            model: A model folder, a run or a model name.
+            pooling: ``cls``, ``mean``, ``max``, ``mean_max``, ``mean_words`` or ``pooler``; by default, as the model.
+            device: Where to compute; by default an accelerator if there is one.
+        """
         self.model = model
         self.pooling = pooling
         self.device = device
 
     def fit(self, X: Any, y: Any = None) -> "TextEmbedder":  # noqa: ARG002, N803
-        """Load the model; nothing is learned from the texts."""
+        """Load the model; nothing is learned from the texts.
+
+        Args:
+            X: The texts, which are only checked.
+            y: Ignored.
+
+        Returns:
+            The embedder itself.
+        """
         _read_texts(X)
         self.__dict__[_CACHE] = load(self.model, device=self.device)
         self.n_features_out_ = self.transform(["a"]).shape[1]
         return self
 
     def transform(self, X: Any) -> NDArray[np.float32]:  # noqa: N803
-        """Return one vector per text."""
+        """Return one vector per text.
+
+        Args:
+            X: The texts.
+
+        Returns:
+            The vectors, (texts, size).
+        """
         if _CACHE not in self.__dict__:
             check_is_fitted(self, "n_features_out_")
             self.__dict__[_CACHE] = load(self.model, device=self.device)
@@ -214,13 +301,13 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def _take_texts(tags: Any) -> Any:
-    """Return scikit-learn's tags of an estimator of texts."""
+    """Set scikit-learn's tags of an estimator whose inputs are texts."""
     tags.input_tags.one_d_array, tags.input_tags.two_d_array, tags.input_tags.string = True, False, True
     return tags
 
 
 def _read_texts(data: Any) -> list[str]:
-    """Return texts as a list; a table of one column is taken as its column."""
+    """Return texts as a list; a table with one column is treated as that column."""
     shape: tuple[int, ...] = getattr(data, "shape", ())
     if len(shape) == 2:
         if shape[1] != 1:
@@ -236,7 +323,7 @@ def _read_texts(data: Any) -> list[str]:
 
 
 def _read_targets(y: Iterable[Any], rows: int) -> NDArray[Any]:
-    """Return the targets as an array; refuse another number of them, and missing ones."""
+    """Return the targets as an array; refuse missing targets and a number other than that of the texts."""
     values = np.asarray(y)
     if values.ndim == 2 and values.shape[1] == 1:
         values = column_or_1d(values, warn=True)
@@ -244,7 +331,7 @@ def _read_targets(y: Iterable[Any], rows: int) -> NDArray[Any]:
         raise InputError(f"y has the shape {values.shape}, but X has {rows} texts; expected one target per text")
     for number, value in enumerate(values.tolist(), start=1):
         if value is None or value != value:
-            raise InputError(f"y row {number}: {value} is no target; label the row, or leave it out")
+            raise InputError(f"y row {number}: {value} is not a target; label the row, or leave it out")
     return values
 
 

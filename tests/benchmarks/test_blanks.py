@@ -1,4 +1,4 @@
-"""The bounds of ``benchmarks/blanks.py``: as wide as they have to be where blanks of one group are alike."""
+"""The confidence intervals of ``benchmarks/blanks.py``: wide enough for correlated blanks."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def test_groups_of_one_give_the_usual_interval() -> None:
     assert clustered_interval(values, np.arange(50)) == pytest.approx((values.mean(), expected.low, expected.high))
 
 
-def test_values_that_are_said_again_tell_nothing_new() -> None:
+def test_repeated_values_do_not_narrow_the_interval() -> None:
     values = np.random.default_rng(1).normal(size=50)
     again = clustered_interval(np.tile(values, 4), np.tile(np.arange(50), 4))
     assert again == pytest.approx(clustered_interval(values, np.arange(50)))
@@ -30,7 +30,7 @@ def test_names_and_order_of_groups_do_not_matter() -> None:
     assert clustered_interval(values[order], 1000 - 7 * groups[order]) == pytest.approx(expected)
 
 
-def test_bounds_hold_as_often_as_they_say_where_groups_are_alike() -> None:
+def test_clustered_intervals_have_the_stated_coverage() -> None:
     generator, held, naive = np.random.default_rng(3), 0, 0
     groups = np.repeat(np.arange(60), 10)
     for _ in range(1000):
@@ -39,11 +39,11 @@ def test_bounds_hold_as_often_as_they_say_where_groups_are_alike() -> None:
         held += low <= 0 <= high
         naive += abs(mean) <= 1.96 * values.std(ddof=1) / np.sqrt(600)
     assert 930 <= held <= 970
-    assert naive < 700  # what taking all values as independent would give
+    assert naive < 700  # the coverage if all values were treated as independent
 
 
 def test_one_group_has_no_bounds() -> None:
-    with pytest.raises(SystemExit, match="all blanks are of one group; bounds need a longer text"):
+    with pytest.raises(SystemExit, match="all blanks belong to one cluster; confidence intervals need a longer text"):
         clustered_interval([0.0, 1.0], np.zeros(2, np.int64))
 
 
@@ -59,7 +59,7 @@ def test_blanks_know_where_they_are_from(tmp_path: Path) -> None:
     by_window: dict[int, set[tuple[int, bytes]]] = {}
     for blank in blanks:
         by_window.setdefault(blank.window, set()).add((blank.document, blank.tokens.tobytes()))
-    assert len(by_window) < 1000  # each serves again
+    assert len(by_window) < 1000  # windows are reused
     assert {len(known) for known in by_window.values()} == {1}
     assert {blank.document for blank in blanks} == set(range(40))
 
@@ -76,11 +76,11 @@ def test_few_documents_are_no_groups(tmp_path: Path) -> None:
 def test_table_goes_by_groups(capsys: pytest.CaptureFixture[str]) -> None:
     tokens = np.zeros(10, np.int64)
     blanks = [Blank(tokens, 5, document=number // 4, window=number // 4) for number in range(200)]
-    right = [0 if number // 4 % 2 else 9 for number in range(200)]  # all of a document, or none
+    right = [0 if number // 4 % 2 else 9 for number in range(200)]  # all blanks of a document, or none
     ranks = {"counting": [9] * 200, "model": right}
     print_table(ranks, blanks, [number % 2 == 0 for number in range(200)], "model")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "200 blanks in 50 documents, which the bounds go by"
+    assert lines[0] == "200 blanks in 50 documents (the clusters of the intervals)"
     mean, low, high = clustered_interval([rank < 1 for rank in right], np.arange(200) // 4)
     assert f"top-1 {mean:6.1%} ({low:.1%} to {high:.1%})" in lines[3]
     assert lines[3].split()[:3] == ["model", "all", "200"]

@@ -1,4 +1,4 @@
-"""The comparison of first tries, on bundled text and with a speck of a model."""
+"""``benchmarks/first_try.py`` on bundled text with a tiny model."""
 
 import json
 from dataclasses import replace
@@ -23,12 +23,12 @@ from tests.benchmarks.test_public_data import run
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return public_data.make_small(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="module")
-def speck(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder, shipped = tmp_path_factory.mktemp("speck") / "model", shipped_folder(SHIPPED_MODEL)
     assert shipped is not None
     tokenizer = Tokenizer.from_folder(shipped)
@@ -39,17 +39,17 @@ def speck(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def draw(small: Path, task: str, rows: int, out: Path, seed: int = 0) -> TaskData:
-    return read_sample(small, task, rows, 30, out, seed)
+def draw(small_data: Path, task: str, rows: int, out: Path, seed: int = 0) -> TaskData:
+    return read_sample(small_data, task, rows, 30, out, seed)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_task_is_sampled_from_the_small_form(task: str, small: Path, tmp_path: Path) -> None:
-    data, other = draw(small, task, 20, tmp_path), draw(small, task, 20, tmp_path, seed=1)
+def test_every_task_is_sampled_from_the_small_form(task: str, small_data: Path, tmp_path: Path) -> None:
+    data, other = draw(small_data, task, 20, tmp_path), draw(small_data, task, 20, tmp_path, seed=1)
     assert (len(data.train), len(data.dev)) == (20, 30)
     assert data.train.places != other.train.places
     assert data.dev.places == other.dev.places
-    assert draw(small, task, 40, tmp_path).train.places[:20] == data.train.places
+    assert draw(small_data, task, 40, tmp_path).train.places[:20] == data.train.places
     assert TASKS[task].main in ("", data.metrics[0])
 
 
@@ -58,22 +58,22 @@ def test_models_are_folders_that_transformers_can_load() -> None:
         assert (Path(find_model(name)) / "config.json").is_file()
 
 
-def test_training_rows_are_written_as_a_user_has_them(small: Path, tmp_path: Path) -> None:
-    pairs = draw(small, "sts-b", 3, tmp_path)
+def test_training_rows_are_written_as_a_user_has_them(small_data: Path, tmp_path: Path) -> None:
+    pairs = draw(small_data, "sts-b", 3, tmp_path)
     rows = [json.loads(line) for line in write_rows(pairs, tmp_path / "pairs").read_text(encoding="utf-8").splitlines()]
     assert [[row["text"], row["pair"]] for row in rows] == pairs.train.documents()
     assert [row["label"] for row in rows] == pairs.train.strata()
-    tags: Any = draw(small, "conll", 2, tmp_path)
+    tags: Any = draw(small_data, "conll", 2, tmp_path)
     written = write_rows(tags, tmp_path / "tags").read_text(encoding="utf-8").split("\n\n")
     assert [[line.split("\t")[0] for line in block.splitlines()] for block in written] == tags.train.words
 
 
-def test_scores_are_those_of_scipy_and_seqeval(small: Path, tmp_path: Path) -> None:
-    numbers: Any = draw(small, "sts-b", 20, tmp_path)
+def test_scores_are_those_of_scipy_and_seqeval(small_data: Path, tmp_path: Path) -> None:
+    numbers: Any = draw(small_data, "sts-b", 20, tmp_path)
     predictions = [float(len(text)) for text in numbers.dev.texts]
     expected = spearmanr(numbers.dev.targets, predictions).statistic
     assert first_try.score(numbers, predictions) == pytest.approx(expected)
-    tags: Any = draw(small, "conll", 20, tmp_path)
+    tags: Any = draw(small_data, "conll", 20, tmp_path)
     found = run_tf_idf(Job(tags, "none", False, 0, tmp_path)).predictions
     names = tags.labels.names
     targets = [[names[tag] for tag in row] for row in tags.dev.targets]
@@ -82,9 +82,9 @@ def test_scores_are_those_of_scipy_and_seqeval(small: Path, tmp_path: Path) -> N
 
 
 def test_the_rate_is_chosen_on_rows_that_are_not_trained_on(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = draw(small, "sst-2", 20, tmp_path)
+    data = draw(small_data, "sst-2", 20, tmp_path)
     jobs: list[Job] = []
 
     def train(job: Job) -> first_try_ways.Answer:
@@ -101,14 +101,14 @@ def test_the_rate_is_chosen_on_rows_that_are_not_trained_on(
         assert len(job.data.dev) == 4
 
 
-def test_the_command_measures_what_is_missing_and_prints_tables(
-    speck: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_measures_missing_cells_and_prints_tables(
+    tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--data", "small", "--models", speck, "--only", "sts-b", "conll", "--sizes", "24", "--seeds", "1"]
+    words = ["--data", "small", "--models", tiny_model, "--only", "sts-b", "conll", "--sizes", "24", "--seeds", "1"]
     words += ["--dev-rows", "30", "--out", str(tmp_path), "--ways", "cloze", "tf-idf", "vectors"]
     assert run("first_try", *words) is None
     first = capsys.readouterr()
-    assert first.err.count(" ... ") == 5  # no vectors for tags
+    assert first.err.count(" ... ") == 5  # no vectors for tagging
     assert "| sts-b (spearman) | 24 | model |" in first.out
     assert "model: cloze - best other, average over 2 rows of the table: " in first.out
     assert run("first_try", *words) is None
@@ -118,12 +118,12 @@ def test_the_command_measures_what_is_missing_and_prints_tables(
     assert len(json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))) == 5
 
 
-def test_the_trainer_answers_every_row(small: Path, speck: str, tmp_path: Path) -> None:
+def test_the_trainer_answers_every_row(small_data: Path, tiny_model: str, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    tags: Any = draw(small, "conll", 16, tmp_path)
-    job = Job(tags, speck, False, 0, tmp_path)
+    tags: Any = draw(small_data, "conll", 16, tmp_path)
+    job = Job(tags, tiny_model, False, 0, tmp_path)
     assert [len(row) for row in run_trainer(job).predictions] == [len(words) for words in tags.dev.words]
-    numbers = draw(small, "sts-b", 16, tmp_path)
+    numbers = draw(small_data, "sts-b", 16, tmp_path)
     slow, fast = (run_trainer(replace(job, data=numbers, rate=rate)).predictions for rate in (1e-9, 1e-1))
     assert len(slow) == len(fast) == 30
     assert slow != fast

@@ -1,4 +1,4 @@
-"""Benchmarks that read published data: each says what to download, and runs on a small form made of bundled text."""
+"""Benchmarks with published data: each names the missing download, and runs on a small stand-in."""
 
 import json
 import runpy
@@ -11,12 +11,12 @@ import public_data
 from cloze.tasks.correction.examples import read_corrections
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source
-from kept_scores import KeptScores
+from kept_scores import ScoreCache
 
 BENCHMARKS = Path(public_data.__file__).parent
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if "find_data" in path.read_text(encoding="utf-8"))
 SCRIPTS.remove("public_data")
-# What must be given besides --data.
+# Required arguments besides --data.
 ARGUMENTS = {
     "choices": ("--text", "missing", "--held-out", "missing"),
     "correction": ("chinese", "--model", "missing"),
@@ -25,7 +25,7 @@ ARGUMENTS = {
 
 
 def run(script: str, *words: str) -> int | str | None:
-    """Run a script in this process, where what it imports is loaded already, and return its exit code or message."""
+    """Run a script in this process, which has loaded its imports already; return its exit code or message."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [script, *words])
         try:
@@ -36,7 +36,7 @@ def run(script: str, *words: str) -> int | str | None:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return public_data.make_small(tmp_path_factory.mktemp("small"))
 
 
@@ -47,7 +47,7 @@ def test_no_script_reads_data_of_this_machine_otherwise() -> None:
 
 
 def _code(path: Path) -> str:
-    """Return a script without its docstring, whose examples may name any place."""
+    """Return a script without its docstring, whose examples may contain any path."""
     return path.read_text(encoding="utf-8").split('"""', 2)[2]
 
 
@@ -64,8 +64,8 @@ def test_help_and_missing_data(script: str, tmp_path: Path, capsys: pytest.Captu
     assert "\n" not in line
 
 
-def test_every_set_has_a_small_form(small: Path) -> None:
-    assert {path.name for path in small.iterdir()} == set(public_data.SOURCES)
+def test_every_set_has_a_small_form(small_data: Path) -> None:
+    assert {path.name for path in small_data.iterdir()} == set(public_data.SOURCES)
 
 
 @pytest.mark.parametrize(
@@ -79,21 +79,21 @@ def test_every_set_has_a_small_form(small: Path) -> None:
         ("conll", "conll2003"),
     ],
 )
-def test_small_tasks_are_read(task: str, folder: str, small: Path) -> None:
-    data = read_task(Source(task, small / folder))
+def test_small_tasks_are_read(task: str, folder: str, small_data: Path) -> None:
+    data = read_task(Source(task, small_data / folder))
     assert len(data.train) >= 50
     assert len(data.dev) >= 50
     if data.labels is not None and folder.startswith("glue"):
         assert len(data.labels) == 2
 
 
-def test_small_choices_are_read(small: Path) -> None:
-    data = read_task(Source("arc", small / "arc/arc_easy_dev.csv", dev=small / "arc/arc_easy_test.csv"))
+def test_small_choices_are_read(small_data: Path) -> None:
+    data = read_task(Source("arc", small_data / "arc/arc_easy_dev.csv", dev=small_data / "arc/arc_easy_test.csv"))
     assert min(len(data.train), len(data.dev)) >= 50
 
 
-def test_small_questions_have_their_answers(small: Path) -> None:
-    data = json.loads((small / "squad/xquad.en.json").read_text(encoding="utf-8"))["data"]
+def test_small_questions_have_their_answers(small_data: Path) -> None:
+    data = json.loads((small_data / "squad/xquad.en.json").read_text(encoding="utf-8"))["data"]
     for article in data:
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
@@ -102,26 +102,28 @@ def test_small_questions_have_their_answers(small: Path) -> None:
                     assert paragraph["context"][start:].startswith(answer["text"])
 
 
-def test_small_corrections_are_read(small: Path) -> None:
-    rows = read_corrections(small / "sighan_csc/sighan15")
+def test_small_corrections_are_read(small_data: Path) -> None:
+    rows = read_corrections(small_data / "sighan_csc/sighan15")
     assert len(rows) == public_data.ROWS["dev"]
     assert sum(one != two for one, two in zip(rows.sources, rows.targets, strict=True)) == len(rows) // 2
 
 
-def test_small_form_is_the_same_every_time(small: Path, tmp_path: Path) -> None:
+def test_small_form_is_the_same_every_time(small_data: Path, tmp_path: Path) -> None:
     again = public_data.make_small(tmp_path)
-    files = sorted(path.relative_to(small) for path in small.rglob("*") if path.is_file() and path.suffix != ".gz")
-    assert all((small / path).read_bytes() == (again / path).read_bytes() for path in files)
+    files = sorted(
+        path.relative_to(small_data) for path in small_data.rglob("*") if path.is_file() and path.suffix != ".gz"
+    )
+    assert all((small_data / path).read_bytes() == (again / path).read_bytes() for path in files)
 
 
-def test_scores_of_other_data_are_kept_apart(tmp_path: Path) -> None:
+def test_scores_of_other_data_are_stored_separately(tmp_path: Path) -> None:
     assert not public_data.is_published("small")
     assert not public_data.is_published(tmp_path)
     assert public_data.is_published(public_data.DEFAULT)
-    kept = KeptScores(tmp_path / "published.json")
-    kept.get("a", lambda: 1.0)
-    kept.move(tmp_path / "others.json")
-    assert kept.get("a", lambda: 2.0) == 2.0
+    cache = ScoreCache(tmp_path / "published.json")
+    cache.get("a", lambda: 1.0)
+    cache.move(tmp_path / "others.json")
+    assert cache.get("a", lambda: 2.0) == 2.0
 
 
 def test_a_benchmark_runs_on_the_small_form(capsys: pytest.CaptureFixture[str]) -> None:

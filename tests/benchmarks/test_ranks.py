@@ -1,4 +1,4 @@
-"""``benchmarks/ranks.py`` trains in the numbers that it is told."""
+"""``benchmarks/ranks.py`` trains in the requested precision."""
 
 import json
 import subprocess
@@ -11,9 +11,7 @@ import ranks
 
 
 @pytest.mark.parametrize("precision", ["auto", "fp32"])
-def test_runs_compute_in_the_precision_that_is_asked_for(
-    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_use_the_requested_precision(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
 
     def run(command: list[str], **how: Any) -> None:
@@ -22,6 +20,6 @@ def test_runs_compute_in_the_precision_that_is_asked_for(
         (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
 
     monkeypatch.setattr(subprocess, "run", run)
-    for way in ranks.WAYS:
-        assert ranks.train(way, tmp_path, tmp_path, "mini", 40, precision) == (25.0, [0.25, 5.0, 7.5])
-    assert [command[command.index("--precision") + 1] for command in commands] == [precision] * len(ranks.WAYS)
+    for variant in ranks.VARIANTS:
+        assert ranks.train(variant, tmp_path, tmp_path, "mini", 40, precision) == (25.0, [0.25, 5.0, 7.5])
+    assert [command[command.index("--precision") + 1] for command in commands] == [precision] * len(ranks.VARIANTS)

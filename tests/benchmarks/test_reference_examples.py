@@ -1,4 +1,4 @@
-"""The original's way, which ``benchmarks/prepare.py`` is timed against, does what the original is known to do."""
+"""The reference for ``benchmarks/prepare.py`` behaves like the original data preparation."""
 
 import random
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from tests.text.passages import CHINESE, ENGLISH, MIXED
 
 LENGTH = 64
 ROOM = LENGTH - 3
-# Random words of masks are told from those of the text by their names.
+# Random replacement words differ by name from the words of the text.
 WORDS = [f"word{number}" for number in range(200)]
 Document = list[list[str]]
 
 
 def name_tokens(sizes: Sequence[Sequence[int]]) -> list[Document]:
-    """Documents of sentences of so many tokens, each token named by its document, sentence and place."""
+    """Return documents with these sentence sizes, each token named by its document, sentence and position."""
     return [
         [[f"{number}.{place}.{token}" for token in range(size)] for place, size in enumerate(sentences)]
         for number, sentences in enumerate(sizes)
@@ -38,7 +38,7 @@ def place_of(token: str) -> tuple[int, int, int]:
 
 
 def read_segments(instance: Instance) -> tuple[list[str], list[str]]:
-    """Both segments as they were before tokens were hidden, and the frame around them as it should be."""
+    """Return both segments before masking; check the special tokens and segment ids around them."""
     tokens = list(instance.tokens)
     for position, label in zip(instance.positions, instance.labels, strict=True):
         tokens[position] = label
@@ -55,14 +55,14 @@ def within_binomial_bounds(count: int, total: int, share: float) -> bool:
 
 @pytest.fixture(scope="module")
 def sizes() -> list[list[int]]:
-    """Short sentences, so that one alone fills no sequence."""
+    """Short sentences, so that none fills a sequence alone."""
     draw = random.Random(3)
     return [[draw.randint(1, 8) for _ in range(draw.randint(1, 40))] for _ in range(400)]
 
 
 @pytest.fixture(scope="module")
-def made(sizes: list[list[int]]) -> list[tuple[int, Instance]]:
-    """The examples of all documents, none of them short on purpose, each with the number of its document."""
+def examples(sizes: list[list[int]]) -> list[tuple[int, Instance]]:
+    """The examples of all documents with their document numbers, none of them deliberately short."""
     documents, draw = name_tokens(sizes), random.Random(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SHORT", 0.0)
@@ -81,11 +81,11 @@ def test_tokens_are_those_of_the_original() -> None:
         words = basic_tokens(text)
         assert words == reference.basic_tokens(text, lowercase=True), text
         found = [word_pieces(word, ids) for word in words]
-        # The original's own limit; that of later code, which our tokenizer has, is 100.
+        # The original's own limit; later code, and cloze's tokenizer, use 100.
         assert found == [reference.word_pieces(word, ids, longest=200) for word in words], text
         total += sum(map(len, found))
         known += sum(piece != "[UNK]" for one in found for piece in one)
-    assert known > 0.5 * total  # what knew nothing would agree with everything
+    assert known > 0.5 * total  # a vocabulary without known words would agree trivially
 
 
 def test_published_cases() -> None:
@@ -102,30 +102,32 @@ def test_published_cases() -> None:
     assert basic_tokens("a\u0000b\ufffdc\u200bd") == ["abcd"]
 
 
-def test_documents_are_parted_by_blank_lines(tmp_path: Path) -> None:
+def test_documents_are_separated_by_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n\nun want\n \u200b \nwant\n\n\n \nun\n", encoding="utf-8")
     ids = {piece: number for number, piece in enumerate([*SPECIAL, "un", "want"])}
     assert read_documents(tmp_path / "text.txt", ids) == [[["un", "want"], ["want"]], [["un"]]]
 
 
-def test_pairs_fill_the_length_and_no_more(made: list[tuple[int, Instance]], sizes: list[list[int]]) -> None:
-    lengths = [len(instance.tokens) for _, instance in made]
-    assert len(made) > 500
+def test_pairs_fill_the_length_and_no_more(examples: list[tuple[int, Instance]], sizes: list[list[int]]) -> None:
+    lengths = [len(instance.tokens) for _, instance in examples]
+    assert len(examples) > 500
     assert max(lengths) == LENGTH
     whole = 0
-    for index, instance in made:
+    for index, instance in examples:
         first, second = read_segments(instance)
         assert first
         assert second
-        # Gathered until the length was reached, and not ended by the document.
+        # The segment reached its target length before the document ended.
         if not instance.is_random and place_of(second[-1])[1] < len(sizes[index]) - 1:
             assert len(instance.tokens) == LENGTH
             whole += 1
     assert whole > 100
 
 
-def test_real_second_segments_follow_and_random_ones_are_of_other_documents(made: list[tuple[int, Instance]]) -> None:
-    for index, instance in made:
+def test_real_second_segments_follow_and_random_ones_are_of_other_documents(
+    examples: list[tuple[int, Instance]],
+) -> None:
+    for index, instance in examples:
         first, second = ([place_of(token) for token in segment] for segment in read_segments(instance))
         for segment in (first, second):
             assert segment == sorted(segment)
@@ -134,14 +136,14 @@ def test_real_second_segments_follow_and_random_ones_are_of_other_documents(made
         assert (second[0][0] != index) == instance.is_random
         if not instance.is_random:
             assert second[0] > first[-1]
-            if len(first) + len(second) < ROOM:  # and so nothing was cut off
+            if len(first) + len(second) < ROOM:  # nothing was truncated
                 assert second[0] == (index, first[-1][1] + 1, 0)
 
 
-def test_half_of_what_could_be_real_is_random(made: list[tuple[int, Instance]], sizes: list[list[int]]) -> None:
-    # The last sentence of a document, where it is left alone, can be followed by a random one only.
+def test_half_of_the_possible_pairs_are_random(examples: list[tuple[int, Instance]], sizes: list[list[int]]) -> None:
+    # If the last sentence of a document is left alone, only a random one can follow it.
     coins = []
-    for index, instance in made:
+    for index, instance in examples:
         first, _ = read_segments(instance)
         if place_of(first[0])[1] == len(sizes[index]) - 1:
             assert instance.is_random
@@ -152,18 +154,18 @@ def test_half_of_what_could_be_real_is_random(made: list[tuple[int, Instance]], 
 
 
 def test_segments_are_as_long_as_those_of_the_plain_reference(
-    made: list[tuple[int, Instance]], sizes: list[list[int]]
+    examples: list[tuple[int, Instance]], sizes: list[list[int]]
 ) -> None:
     documents = [[[0] * size for size in sentences] for sentences in sizes]
     draw = random.Random(1)
     others = [one for index in range(len(documents)) for one in create_instances(documents, index, LENGTH, draw)]
-    ours = [read_segments(instance) for _, instance in made]
+    ours = [read_segments(instance) for _, instance in examples]
     assert ks_2samp([len(one.first) for one in others], [len(first) for first, _ in ours]).pvalue > 0.01
     assert ks_2samp([len(one.second) for one in others], [len(second) for _, second in ours]).pvalue > 0.01
 
 
 def test_one_document_in_ten_wants_shorter_sequences() -> None:
-    # Sentences of one token are gathered to the very length that was wanted.
+    # With sentences of one token, segments have exactly the target length.
     documents, draw, length = name_tokens([[1] * 150] * 1000), random.Random(0), 32
     wanted = [
         max(len(instance.tokens) - 3 for instance in instances_of(documents, index, length, WORDS, draw))
@@ -172,14 +174,15 @@ def test_one_document_in_ten_wants_shorter_sequences() -> None:
     assert max(wanted) == length - 3
     assert min(wanted) >= 2
     shorter = [one for one in wanted if one < length - 3]
-    assert within_binomial_bounds(len(shorter), len(wanted), 0.1 * 27 / 28)  # the whole room is one of 28 lengths
+    # one of 28 target lengths is the full length
+    assert within_binomial_bounds(len(shorter), len(wanted), 0.1 * 27 / 28)
     assert len(set(shorter)) > 20
 
 
-def test_masks_keep_their_budget_and_their_shares(made: list[tuple[int, Instance]]) -> None:
+def test_masks_keep_their_budget_and_their_shares(examples: list[tuple[int, Instance]]) -> None:
     hidden = kept = chosen = 0
     random_words: list[str] = []
-    for _, instance in made:
+    for _, instance in examples:
         tokens, positions = instance.tokens, instance.positions
         assert len(positions) == min(20, max(1, round(0.15 * len(tokens))))
         assert positions == sorted(set(positions))
@@ -199,13 +202,13 @@ def test_masks_keep_their_budget_and_their_shares(made: list[tuple[int, Instance
 
 def test_no_more_than_twenty_tokens_are_hidden() -> None:
     documents = name_tokens([[100, 100], [50]])
-    made = [one for seed in range(10) for one in instances_of(documents, 0, 203, WORDS, random.Random(seed))]
-    long = [instance for instance in made if len(instance.tokens) > 150]
+    examples = [one for seed in range(10) for one in instances_of(documents, 0, 203, WORDS, random.Random(seed))]
+    long = [instance for instance in examples if len(instance.tokens) > 150]
     assert long
     assert {len(instance.positions) for instance in long} == {20}
 
 
-def test_all_examples_of_a_file_are_made_once(tmp_path: Path) -> None:
+def test_all_examples_of_a_file_are_created_once(tmp_path: Path) -> None:
     documents = make_documents(30)
     text = "\n\n".join("\n".join(document) for document in documents) + "\n"
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")

@@ -17,5 +17,5 @@ def _full_disk(allowed: int) -> Iterator[None]:
 
 @pytest.fixture
 def full_disk() -> Callable[[int], AbstractContextManager[None]]:
-    """A block in which the system itself refuses to write more than so many bytes into a file."""
+    """Return a context manager in which the system refuses to write files beyond a number of bytes."""
     return _full_disk

@@ -1,7 +1,7 @@
-"""A second implementation, for the tests, of the formats that the bundle reader reads.
+"""A second implementation of the file formats that the bundle reader parses, for the tests.
 
-Written for plainness and not for speed, and sharing no line with ``cloze.checkpoint``, so that a mistake in
-the reader is not repeated here.
+It is simple rather than fast, and shares no code with ``cloze.checkpoint``, so that an error in the reader is not
+repeated here.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from random import Random
 
 
 def slow_crc32c(data: bytes) -> int:
-    """The checksum by its definition: long division, one bit at a time."""
+    """Compute the checksum by its definition: long division, one bit at a time."""
     remainder = 0xFFFFFFFF
     for octet in data:
         remainder ^= octet
@@ -31,7 +31,7 @@ def varint(value: int) -> bytes:
 
 
 def literal(content: bytes) -> bytes:
-    """A Snappy literal in its shortest form."""
+    """Return a Snappy literal in its shortest form."""
     size = len(content) - 1
     if size < 60:
         return bytes([size * 4]) + content
@@ -40,14 +40,14 @@ def literal(content: bytes) -> bytes:
 
 
 def copy(kind: int, distance: int, size: int) -> bytes:
-    """A Snappy copy with an offset of 11 bits (kind 1), 16 bits (kind 2) or 32 bits (kind 3)."""
+    """Return a Snappy copy with an offset of 11 bits (kind 1), 16 bits (kind 2) or 32 bits (kind 3)."""
     if kind == 1:
         return bytes([distance // 256 * 32 + (size - 4) * 4 + 1, distance % 256])
     return bytes([(size - 1) * 4 + kind]) + distance.to_bytes(2 if kind == 2 else 4, "little")
 
 
 def snappy(content: bytes) -> bytes:
-    """Compress greedily, taking the most recent match of four bytes."""
+    """Compress greedily, using the most recent match of four bytes."""
     output = varint(len(content))
     seen: dict[bytes, int] = {}
     waiting = position = 0
@@ -74,7 +74,7 @@ def snappy(content: bytes) -> bytes:
 
 
 def block(pairs: Iterable[tuple[bytes, bytes]], restart_interval: int = 16) -> bytes:
-    """The content of one block, with shared prefixes and restart points."""
+    """Return the content of one block, with shared prefixes and restart points."""
     content, restarts, last = b"", [0], b""
     for number, (key, value) in enumerate(pairs):
         shared = 0
@@ -89,14 +89,14 @@ def block(pairs: Iterable[tuple[bytes, bytes]], restart_interval: int = 16) -> b
 
 
 def sealed(content: bytes, compression: int = 0) -> bytes:
-    """A block as it lies in the file."""
+    """Return a block with its compression byte and checksum, as stored in the file."""
     stored = snappy(content) if compression == 1 else content
     covered = stored + bytes([compression])
     return covered + slow_masked_crc32c(covered)
 
 
 def table(blocks: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A table of sealed blocks, each with the last key in it."""
+    """Return a table of sealed blocks, each given with its last key."""
     output, index = b"", []
     for last_key, stored in blocks:
         index.append((last_key, varint(len(output)) + varint(len(stored) - 5)))
@@ -105,7 +105,7 @@ def table(blocks: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def closed(data_blocks: bytes, index_block: bytes) -> bytes:
-    """A table from its data blocks and its sealed index block: an empty meta-index and the footer come in."""
+    """Return a table from its data blocks and its sealed index block, adding an empty meta-index and the footer."""
     metaindex = sealed(block([]))
     handles = varint(len(data_blocks)) + varint(len(metaindex) - 5)
     handles += varint(len(data_blocks) + len(metaindex)) + varint(len(index_block) - 5)
@@ -114,7 +114,7 @@ def closed(data_blocks: bytes, index_block: bytes) -> bytes:
 
 
 def table_of(pairs: Iterable[tuple[bytes, bytes]], per_block: int = 1000, compression: int = 0) -> bytes:
-    """A table of (key, value) pairs, some to a block."""
+    """Return a table of (key, value) pairs with a number of pairs per block."""
     pairs = list(pairs)
     return table(
         (
@@ -134,7 +134,7 @@ def message_field(number: int, content: bytes) -> bytes:
 
 
 def header(shards: int = 1, big_endian: int = 0, min_consumer: int = 0) -> bytes:
-    """A BundleHeaderProto."""
+    """Return a BundleHeaderProto."""
     version = number_field(1, 1) + number_field(2, min_consumer)
     return number_field(1, shards) + number_field(2, big_endian) + message_field(3, version)
 
@@ -147,7 +147,7 @@ def entry(
     offset: int = 0,
     extra: bytes = b"",
 ) -> bytes:
-    """A BundleEntryProto with the checksum of zeros."""
+    """Return a BundleEntryProto with the checksum of zero bytes."""
     dimensions = b"".join(message_field(2, number_field(1, dimension)) for dimension in shape)
     places = number_field(3, shard) + number_field(4, offset) + number_field(5, size)
     checksum = varint(6 * 8 + 5) + slow_masked_crc32c(bytes(min(size, 64)))
@@ -155,7 +155,7 @@ def entry(
 
 
 def mutations(content: bytes, count: int, seed: int) -> Iterator[bytes]:
-    """Yield damaged copies: a byte changed, bytes cut out, repeated, or overwritten by all ones."""
+    """Yield damaged copies: a byte changed, bytes removed, repeated, or overwritten with ones."""
     random = Random(seed)
     for _ in range(count):
         start = random.randrange(len(content))

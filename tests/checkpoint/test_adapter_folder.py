@@ -1,4 +1,4 @@
-"""Folders of adapters: what is in them, how they find their base, and what is refused."""
+"""Adapter folders: their content, how they find their base, and what is rejected."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def make_base(folder: Path, config: BertConfig = SMALL) -> Path:
 
 
 def make_adapter(base: Path, folder: Path, attachment: Attachment = HOULSBY) -> ModelFolder:
-    """An adapter whose every number was changed, on disk."""
+    """Save an adapter in which every value was changed."""
     loaded = load_folder(base)
     attach(loaded.model, attachment, seed=0)
     move(loaded.model)
@@ -57,7 +57,7 @@ def change(folder: Path, **values: Any) -> None:
 
 
 @pytest.mark.parametrize("attachment", KINDS, ids=lambda one: one.kind)
-def test_what_was_saved_is_loaded(tmp_path: Path, attachment: Attachment) -> None:
+def test_saved_adapters_are_restored(tmp_path: Path, attachment: Attachment) -> None:
     base = make_base(tmp_path / "base")
     made = make_adapter(base, tmp_path / "run" / "model", attachment)
     for place in (tmp_path / "run", tmp_path / "run" / "model"):
@@ -96,12 +96,12 @@ def test_base_is_found_after_both_have_moved_together(tmp_path: Path, monkeypatc
     (tmp_path / "here").rename(tmp_path / "there")
     monkeypatch.chdir(tmp_path)
     assert torch.equal(logits(load_any(Path("there/runs/one"))), logits(made))
-    # A search moves the best of its models up.
+    # A search moves its best model up to the run folder.
     Path("there/runs/one/model").rename("there/model")
     assert torch.equal(logits(load_any(Path("there/model"))), logits(made))
 
 
-def test_base_is_found_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_base_is_found_by_the_given_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = make_adapter(make_base(Path("base")), Path("adapter"))
     (tmp_path / "far" / "away").mkdir(parents=True)
@@ -111,23 +111,23 @@ def test_base_is_found_as_it_was_given(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names that the hub was asked for, which has nothing."""
-    asked: list[str] = []
+    """The names requested from a hub that has no models."""
+    requested: list[str] = []
 
     def ask(name: str, **options: Any) -> Any:
         if not options.get("local_files_only"):
-            asked.append(name)
+            requested.append(name)
         raise ConnectionError("no network")
 
     monkeypatch.setattr(huggingface_hub, "model_info", ask)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", ask)
-    return asked
+    return requested
 
 
 def test_base_is_found_from_another_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: list[str]
 ) -> None:
-    """There, "runs/books" looks like a name on the hub, which must not be asked."""
+    """From another working directory, "runs/books" is found locally, although it looks like a name on the hub."""
     (tmp_path / "work" / "runs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
     made = make_adapter(make_base(Path("runs/books")), Path("runs/reviews/model"))
@@ -162,7 +162,7 @@ def test_weights_of_an_adapter_that_are_no_numbers_are_refused(tmp_path: Path) -
         load_any(tmp_path / "adapter")
 
 
-def test_base_that_moved_is_asked_for_by_its_hash(tmp_path: Path) -> None:
+def test_missing_base_is_named_by_its_hash(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base")
     made = make_adapter(base, tmp_path / "adapter")
     sha256 = weights_fingerprint(base)
@@ -190,7 +190,7 @@ def test_other_base_is_refused(tmp_path: Path) -> None:
         load_any(tmp_path / "adapter", tmp_path / "nowhere")
 
 
-def test_base_for_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
+def test_base_of_a_plain_model_is_rejected(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base")
     with pytest.raises(CheckpointError, match=r"base: no adapter \(no adapter\.json in it\).*leave out base"):
         load_any(base, base)
@@ -288,19 +288,19 @@ def test_lora_is_merged_into_a_folder_that_transformers_load(tmp_path: Path) -> 
     assert merged.task == TASK
     theirs = BertForSequenceClassification.from_pretrained(tmp_path / "merged").eval()  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        said = theirs(input_ids=IDS, token_type_ids=SEGMENTS, attention_mask=MASK.long()).logits
-    torch.testing.assert_close(said, logits(made), atol=1e-5, rtol=0)
+        logits_of_peer = theirs(input_ids=IDS, token_type_ids=SEGMENTS, attention_mask=MASK.long()).logits
+    torch.testing.assert_close(logits_of_peer, logits(made), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("attachment", [HOULSBY, FEATURES], ids=lambda one: one.kind)
-def test_what_cannot_be_merged_is_told(tmp_path: Path, attachment: Attachment) -> None:
+def test_unmergeable_adapters_are_reported(tmp_path: Path, attachment: Attachment) -> None:
     make_adapter(make_base(tmp_path / "base"), tmp_path / "adapter", attachment)
     with pytest.raises(ConfigError, match=f"a {attachment.kind} adapter is no plain BERT and cannot be merged"):
         convert(tmp_path / "adapter", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 
-def test_base_is_not_changed_by_what_is_read_on_it(tmp_path: Path) -> None:
+def test_base_is_not_changed_by_an_adapter(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base")
     before = encode(load_folder(base).model)
     make_adapter(base, tmp_path / "adapter", replace(LORA, pooler=True))

@@ -1,4 +1,4 @@
-"""Folders that cannot be read: one line that says what is wrong and what to do, and nothing worse."""
+"""Unreadable folders: one line that states the problem and the remedy."""
 
 import json
 import os
@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cloze.checkpoint import TaskLabels, load_folder
+from cloze.checkpoint import TaskLabels, load_folder, weights
+from cloze.checkpoint.weights import read_safetensors_with_metadata
 from cloze.errors import CheckpointError, ClozeError
 from cloze.text import write_vocabulary
 from tests.model.made import SMALL, model_folder, saved, vocabulary
@@ -30,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def refusal(folder: Path) -> str:
-    """The message with which a folder is refused."""
+    """Return the error message for a folder."""
     with pytest.raises(CheckpointError) as caught:
         load_folder(folder)
     message = str(caught.value)
@@ -41,7 +42,7 @@ def refusal(folder: Path) -> str:
 
 
 def change_config(folder: Path, **changes: Any) -> None:
-    """Set keys of ``config.json``; those set to ``...`` are taken out."""
+    """Set keys of ``config.json``, or remove those set to ``...``."""
     path = folder / "config.json"
     values = json.loads(path.read_text(encoding="utf-8")) | changes
     values = {key: value for key, value in values.items() if value is not ...}
@@ -54,13 +55,13 @@ def change_weights(folder: Path, changes: dict[str, Tensor | None]) -> None:
 
 
 def save_pickle(folder: Path, value: Any) -> Path:
-    """Put a pickle in the place of the weights."""
+    """Replace the weights by a pickle."""
     (folder / "model.safetensors").unlink()
     torch.save(value, folder / "pytorch_model.bin")
     return folder / "pytorch_model.bin"
 
 
-# Places
+# Paths
 
 
 def test_missing_folder(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_no_weights(folder: Path) -> None:
         ({"hidden_size": 10**12}, ": hidden_size is 1000000000000; a whole number from 1 to"),
         ({"hidden_size": "16"}, ": hidden_size is '16'; a whole number"),
         ({"hidden_size": 2**24}, " has shape (60, 16), but config.json asks for (60, 16777216)"),
-        # Building so many layers, even without memory for them, would not end.
+        # Building this many layers would never end, even without memory for them.
         ({"num_hidden_layers": 2**24}, ": config.json asks for 16777216 layers, but no tensor of the last one is"),
         ({"num_attention_heads": 3}, ": hidden_size 16 does not divide into 3 heads"),
         ({"hidden_act": "swish"}, ": unknown activation 'swish'"),
@@ -141,7 +142,7 @@ def test_configurations_that_are_not_json(content: bytes, message: str, folder: 
 
 
 def test_heads_named_by_something_else_than_a_list(folder: Path) -> None:
-    """Nothing else says which head a classifier is, so the most common is taken."""
+    """If nothing else names the head of a classifier, the most common one is assumed."""
     change_config(folder, architectures=5)
     assert load_folder(folder).model.head_names == ("sequence",)
 
@@ -161,6 +162,64 @@ def test_header_too_large(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes((2**20 + 1).to_bytes(8, "little") + bytes(2**20 + 100))
     assert "bytes with a header of 1048577; not a whole safetensors file" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (b"[" * 50_000, "maximum recursion depth"),
+        (b"[]", "its header is not a JSON object"),
+        (b'{"a": {"dtype": "F32", "shape": [2]}}', "lacks 'data_offsets'"),
+        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "its tensors have 4 bytes, but 8 follow"),
+        (
+            b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 8]}}',
+            "a starts at byte 4 of the tensors, not at 0",
+        ),
+        (b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}', "a: 8 bytes do not make [3] of F32"),
+        (b'{"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}', "a: [-2] is no shape"),
+        (b'{"a": {"dtype": "F32", "shape": [true, 2], "data_offsets": [0, 8]}}', "a: [True, 2] is no shape"),
+        (b'{"a": {"dtype": "F3", "shape": [2], "data_offsets": [0, 8]}}', "lacks 'F3'"),
+        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8.0]}}', "data_offsets are no whole numbers"),
+        (
+            b'{"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]},'
+            b' "b": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}',
+            "b starts at byte 0 of the tensors, not at 8",
+        ),
+    ],
+)
+def test_malformed_safetensors_headers(header: bytes, reason: str, folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    assert f"not a whole safetensors file ({reason}" in refusal(folder)
+
+
+def test_safetensors_are_read_as_by_the_library(tmp_path: Path) -> None:
+    tensors = {
+        "scalar": torch.tensor(3.5),
+        "none": torch.zeros(0, 4),
+        "flags": torch.tensor([True, False, True]),
+        "odd": torch.arange(5, dtype=torch.uint8),
+        **{str(dtype): torch.randn(3, 5).to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64)},
+        **{str(dtype): torch.arange(7).to(dtype) for dtype in (torch.int8, torch.int16, torch.int32, torch.int64)},
+    }
+    save_file(tensors, tmp_path / "a.safetensors", metadata={"name": "ü"})
+    found, metadata = read_safetensors_with_metadata(tmp_path / "a.safetensors")
+    assert (found.keys(), metadata) == (tensors.keys(), {"name": "ü"})
+    assert all(
+        found[name].dtype == tensor.dtype and torch.equal(found[name], tensor) for name, tensor in tensors.items()
+    )
+
+
+def test_weights_that_shrink_while_they_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapping of the file would end the process with SIGBUS."""
+    path, read = folder / "model.safetensors", weights._read_tensor
+
+    def read_shrinking(file: Any, name: str, entry: Any) -> torch.Tensor:
+        tensor = read(file, name, entry)
+        os.truncate(path, file.tell())
+        return tensor
+
+    monkeypatch.setattr(weights, "_read_tensor", read_shrinking)
+    assert "not a whole safetensors file (it ends within " in refusal(folder)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +289,7 @@ def test_large_weights_whose_sum_overflows_are_numbers(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["truncated", "overwritten", "deleted"])
 def test_loaded_weights_do_not_depend_on_the_file(damage: str, folder: Path) -> None:
-    """Weights that are views of a mapped file would become zeros, or kill the process with SIGBUS."""
+    """Loaded weights do not depend on the file; memory-mapped views would become zeros or cause SIGBUS."""
     path, expected = folder / "model.safetensors", load_file(folder / "model.safetensors")
     expected = {name: tensor.clone() for name, tensor in expected.items()}
     model = load_folder(folder).model
@@ -249,7 +308,7 @@ def test_loaded_weights_do_not_depend_on_the_file(damage: str, folder: Path) -> 
 
 
 def _deflated(path: Path, method: int = zipfile.ZIP_DEFLATED) -> None:
-    """Compress the entries of an archive of PyTorch."""
+    """Compress the entries of a PyTorch archive."""
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", method) as archive:
@@ -258,7 +317,7 @@ def _deflated(path: Path, method: int = zipfile.ZIP_DEFLATED) -> None:
 
 
 def test_compressed_entries_are_not_unpacked(folder: Path) -> None:
-    """A file of megabytes could unpack to gigabytes."""
+    """Compressed entries are rejected, because a file of megabytes could unpack to gigabytes."""
     path = save_pickle(folder, load_file(folder / "model.safetensors"))
     load_folder(folder)
     _deflated(path, zipfile.ZIP_STORED)
@@ -270,7 +329,7 @@ def test_compressed_entries_are_not_unpacked(folder: Path) -> None:
 
 
 def test_entries_that_share_their_bytes(folder: Path) -> None:
-    """The directory of an archive may list the same bytes many times."""
+    """Archives whose directory lists the same bytes many times are rejected."""
     path = save_pickle(folder, {f"t{number}": torch.zeros(3000) for number in range(8)})
     with zipfile.ZipFile(path, "a") as archive:
         largest = max(archive.infolist(), key=lambda entry: entry.file_size)
@@ -284,7 +343,7 @@ def test_entries_that_share_their_bytes(folder: Path) -> None:
 
 
 class Hostile:
-    """An object that touches a file when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -299,7 +358,7 @@ def test_hostile_pickle_is_not_run(folder: Path) -> None:
     assert "/pytorch_model.bin: holds more than tensors, or is damaged, and was not opened" in refusal(folder)
     assert not marker.exists()
     torch.load(path, weights_only=False)
-    assert marker.exists()  # it would have run
+    assert marker.exists()  # the pickle runs if it is loaded unsafely
 
 
 @pytest.mark.parametrize("length", [0, 1, 100, 5000, -1000, -1])
@@ -317,7 +376,7 @@ def test_truncated_pickle(length: int, folder: Path) -> None:
         {QUERY: 1.0},
         {QUERY: torch.zeros(16, 16).to_sparse()},
         {QUERY: torch.zeros(16, 16, device="meta")},
-        # One value on the disk, a terabyte in memory.
+        # One value on disk, a terabyte in memory.
         {QUERY: torch.zeros(1, 1).expand(500_000, 500_000)},
     ],
     ids=["list", "number", "sparse", "meta", "stretched"],
@@ -368,11 +427,11 @@ def test_a_card_that_is_too_long_is_not_kept(folder: Path, caplog: pytest.LogCap
     assert f"{card}: longer than 1048576 bytes, so that it is not kept as the model card" in caplog.text
 
 
-# Anything at all
+# Random damage
 
 
 def damaged(data: bytes, reach: int, source: random.Random) -> Iterator[bytes]:
-    """Truncations, flipped bits and exchanged characters, the latter two within the first ``reach`` bytes."""
+    """Return truncations, and flipped bits and changed characters within the first ``reach`` bytes."""
     for _ in range(30):
         yield data[: source.randrange(len(data))]
         flipped = bytearray(data)
@@ -395,9 +454,9 @@ def test_damage_raises_nothing_else(name: str, folder: Path) -> None:
         if name.startswith("legacy"):
             torch.save(torch.load(path), path, _use_new_zipfile_serialization=False)
     if name == "vocab.txt":
-        (folder / "tokenizer.json").unlink()  # which would be read instead
+        (folder / "tokenizer.json").unlink()  # which would be used instead
     good = path.read_bytes()
-    # The tensors themselves may hold any values: only the header can be wrong.
+    # Tensor values are arbitrary: only the header can be invalid.
     reach = 8 + int.from_bytes(good[:8], "little") if name == "model.safetensors" else len(good)
     outcomes = set()
     for bad in damaged(good, reach, random.Random(11)):

@@ -1,4 +1,4 @@
-"""``extend``: model folders that know more words, or reach further, read by cloze and by others."""
+"""``extend``: model folders with more words, positions or segments, loaded by cloze and by other libraries."""
 
 import shutil
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def one_thread() -> Iterator[None]:
 
 
 def with_unused(contents: ModelFolder, count: int, rows: int | None = None) -> ModelFolder:
-    """The same with unused entries in the place of the last pieces, and with surplus rows in the table."""
+    """Return the folder with unused entries in place of the last pieces, and with surplus rows in the table."""
     pieces = [*contents.tokenizer.pieces[:-count], *(f"[unused{number}]" for number in range(count))]
     model = contents.model
     if rows is not None:
@@ -72,7 +72,7 @@ def test_every_kind_of_model(name: str, words: Path, tmp_path: Path) -> None:
     cat, mat = (old.tokenizer.id(piece) for piece in ("cat", "mat"))
     rows = new.model.state_dict()["encoder.embeddings.token.weight"]
     assert torch.equal(rows[58], table[old.tokenizer.unknown_id])
-    assert torch.equal(rows[60], table[[cat, mat]].mean(0))  # "-" is no piece here
+    assert torch.equal(rows[60], table[[cat, mat]].mean(0))  # "-" is not a piece here
     assert [rung for _, rung, _ in rungs(new.tokenizer, "Covid cat-mat covids 猫坐")] == [
         "added",
         "added",
@@ -82,7 +82,7 @@ def test_every_kind_of_model(name: str, words: Path, tmp_path: Path) -> None:
 
 
 def test_surplus_rows_are_used_before_the_table_grows(words: Path, tmp_path: Path) -> None:
-    """Published tables are often padded to a round size."""
+    """Surplus rows are used before the table grows; published tables are often padded to a round size."""
     contents = with_unused(model_folder(["mlm"]), 1, rows=64)
     source = saved(contents, tmp_path / "model")
     done = extend(source, tmp_path / "more", words=words)
@@ -146,7 +146,7 @@ def test_vocabulary_alone(words: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("card", [None, "# My model\n"])
-def test_card_says_so(card: str | None, words: Path, tmp_path: Path) -> None:
+def test_card_mentions_added_words(card: str | None, words: Path, tmp_path: Path) -> None:
     source = saved(replace(model_folder(["mlm"]), card=card), tmp_path / "model")
     if card is None:
         (source / "README.md").unlink()
@@ -179,7 +179,7 @@ def test_places_of_others_are_refused(words: Path, tmp_path: Path) -> None:
     assert (mixed / "chapter.txt").read_text(encoding="utf-8") == "years"
 
 
-def test_bad_words_leave_nothing_behind(tmp_path: Path) -> None:
+def test_bad_words_leave_no_files(tmp_path: Path) -> None:
     source = saved(model_folder(), tmp_path / "model")
     (tmp_path / "bad.txt").write_text("covid\n[MASK]\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"bad.txt:2: '\[MASK\]' is an entry with a meaning of its own"):
@@ -215,8 +215,8 @@ def test_transformers_reads_it(words: Path, tmp_path: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("count", [3, 1500])
-def test_published_model_gives_the_same_bits(count: int, minilm_folder: Path, tmp_path: Path) -> None:
-    """On text without the new words: alone and together, in unused entries and behind the last."""
+def test_published_model_is_bit_identical(count: int, minilm_folder: Path, tmp_path: Path) -> None:
+    """Without new words, a text has bit-identical results, whether words use unused entries or new rows."""
     made = [f"zq{number}x" for number in range(count)]
     (tmp_path / "words.txt").write_text("\n".join(made), encoding="utf-8")
     done = extend(minilm_folder, tmp_path / "more", words=tmp_path / "words.txt", characters=True, look_alikes=True)
@@ -261,15 +261,15 @@ def test_logits_of_old_entries_are_the_same_bits(batch: int, words: Path, tmp_pa
     assert new.fill("the [MASK] sat", 3)[0]
 
 
-# Longer texts, and more of them
+# More positions and segments
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
     "config", [SMALL, replace(SMALL, embedding_size=10, shared_layers=True)], ids=["bert", "albert"]
 )
-def test_reach(config: BertConfig, words: Path, tmp_path: Path) -> None:
-    """Together with words: old inputs give the same bits, and new ones can be read."""
+def test_extended_positions_and_words(config: BertConfig, words: Path, tmp_path: Path) -> None:
+    """With words and positions added together, old inputs are bit-identical, and longer ones work."""
     source = saved(model_folder(["mlm", "nsp"], config=config), tmp_path / "model")
     done = extend(source, tmp_path / "more", words=words, positions=100, segments=4)
     assert (done.positions, done.segments, done.words, done.pieces) == (100, 4, 5, 65)
@@ -283,7 +283,7 @@ def test_reach(config: BertConfig, words: Path, tmp_path: Path) -> None:
     assert len(long.ids) == 65
     batch = torch.tensor([long.ids]), torch.tensor([long.segments])
     assert new.model(*batch).last.isfinite().all()
-    # Further steps go on from there.
+    # The extended folder can be extended again.
     assert extend(tmp_path / "more", tmp_path / "most", characters=True).segments == 4
     assert load_folder(tmp_path / "most").tokenizer.settings.segments == 4
 
@@ -294,7 +294,7 @@ def _encoded(tokenizer: Tokenizer, text: str, pair: str) -> tuple[list[int], lis
 
 
 @torch.no_grad()
-def test_transformers_reads_what_reaches_further(tmp_path: Path) -> None:
+def test_transformers_loads_extended_positions(tmp_path: Path) -> None:
     source = saved(model_folder(["mlm", "nsp"]), tmp_path / "model")
     extend(source, tmp_path / "more", positions=1024, segments=4)
     ours = load_folder(tmp_path / "more")
@@ -313,7 +313,7 @@ def test_transformers_reads_what_reaches_further(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("start", "begun"), [("pieces", "copies of old ones"), ("random", "random vectors")])
-def test_card_says_how_far(start: WordStart, begun: str, tmp_path: Path) -> None:
+def test_card_mentions_the_new_length(start: WordStart, begun: str, tmp_path: Path) -> None:
     source = saved(model_folder(["mlm"]), tmp_path / "model")
     extend(source, tmp_path / "more", segments=3, start=start)
     text = (tmp_path / "more" / "README.md").read_text(encoding="utf-8")
@@ -347,6 +347,6 @@ def test_segments_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
         match=r"model: cloze_segments in tokenizer_config.json is 3, but the model has 2 segments; use the files that",
     ):
         load_folder(tmp_path / "model")
-    # One segment is told apart from none: such models are there, and read single texts.
+    # One segment is distinguished from no setting: such models exist, and accept single texts only.
     one = model_folder(config=replace(SMALL, segments=1))
     assert load_folder(saved(one, tmp_path / "one")).tokenizer.segments == 2

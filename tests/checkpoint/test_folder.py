@@ -1,4 +1,4 @@
-"""Folders that cloze writes: read back to the bit, and read by the libraries that everybody has."""
+"""Folders written by cloze: restored bit for bit, and loaded by other libraries."""
 
 import json
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def test_round_trip(contents: ModelFolder, tmp_path: Path) -> None:
 
 
 def logits(model: Backbone, last: Tensor) -> dict[str, Tensor]:
-    """What each head says, under the names that ``transformers`` gives it."""
+    """Return the output of each head, under the names used by ``transformers``."""
     by_head: dict[HeadName, Callable[[], dict[str, Tensor]]] = {
         "mlm": lambda: {"prediction_logits": model.heads["mlm"](last)},
         "nsp": lambda: {"seq_relationship_logits": model.heads["nsp"](model.pooled(last, None))},
@@ -53,12 +53,12 @@ def logits(model: Backbone, last: Tensor) -> dict[str, Tensor]:
     }
     found = {name: tensor for head in model.head_names for name, tensor in by_head[head]().items()}
     if len(model.head_names) == 1 and len(found) == 1:
-        return {"logits": next(iter(found.values()))}  # one head, one name
+        return {"logits": next(iter(found.values()))}  # a single head needs no prefix
     return found or {"last_hidden_state": last, "pooler_output": model.pooled(last, None)}
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
+def test_transformers_loads_our_folders(name: str, tmp_path: Path) -> None:
     contents = FOLDERS[name]
     folder = saved(contents, tmp_path / "model")
     theirs, report = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
@@ -66,7 +66,7 @@ def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(["the cat sat", "dogs"], ["on a mat.", "ran"], padding=True, return_tensors="pt")
     ids, segments, mask = (inputs[key] for key in ("input_ids", "token_type_ids", "attention_mask"))
-    # Choices are a dimension of their own there: (1, choices, T).
+    # Choices are a separate dimension there: (1, choices, T).
     given = {key: value[None] for key, value in inputs.items()} if name == "BertForMultipleChoice" else inputs
     output = theirs.eval()(**given)
     expected = logits(contents.model, contents.model(ids, segments, mask).last)
@@ -89,7 +89,7 @@ TEXTS = ["the cat sat on a mat.", "", "dogs", "猫坐 on word7, word8 " * 9]
 
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("pooling", [pooling for pooling in POOLINGS if pooling != "mean_words"])
-def test_sentence_transformers_reads_what_we_write(pooling: Pooling, normalize: bool, tmp_path: Path) -> None:
+def test_sentence_transformers_loads_our_folders(pooling: Pooling, normalize: bool, tmp_path: Path) -> None:
     settings = EmbeddingSettings(pooling, normalize)
     contents = replace(FOLDERS["BertModel"], embedding=settings)
     folder = saved(contents, tmp_path / "model")
@@ -98,7 +98,7 @@ def test_sentence_transformers_reads_what_we_write(pooling: Pooling, normalize: 
     assert theirs.max_seq_length == contents.tokenizer.max_length
     ours = Model(contents).embed(TEXTS)
     assert_close(ours, theirs.encode(TEXTS))
-    # What it saves in turn, in the spelling of its own time, is read alike.
+    # The folder saved again by sentence-transformers, in its own format, gives the same model.
     theirs.save(str(tmp_path / "theirs"))
     again = load_folder(tmp_path / "theirs")
     assert again.embedding == settings
@@ -111,7 +111,7 @@ def test_mean_of_the_words_is_refused_by_sentence_transformers(tmp_path: Path) -
     folder = saved(contents, tmp_path / "model")
     assert load_folder(folder).embedding == settings
     assert_close(Model(load_folder(folder)).embed(TEXTS), Model(contents).embed(TEXTS))
-    # It has no such mode, and must not fall back to one with other vectors.
+    # sentence-transformers has no such mode, and must not silently use another one.
     with pytest.raises(ValueError, match="mean_words"):
         SentenceTransformer(str(folder), device="cpu")
     assert transformers.AutoModel.from_pretrained(folder).config.hidden_size == 16
@@ -123,7 +123,7 @@ def test_pooler_is_a_dense_module_of_sentence_transformers(tmp_path: Path) -> No
     modules = [module["type"].rpartition(".")[2] for module in json.loads((folder / "modules.json").read_text())]
     assert modules == ["Transformer", "Pooling", "Dense"]
     assert load_folder(folder).embedding == EmbeddingSettings("pooler")
-    # A Dense module with other weights than the pooler's stays what it is.
+    # A Dense module with weights other than the pooler's is kept.
     tensors = load_file(folder / "2_Dense" / "model.safetensors")
     save_file({name: 2 * tensor for name, tensor in tensors.items()}, folder / "2_Dense" / "model.safetensors")
     changed = load_folder(folder).embedding

@@ -1,4 +1,4 @@
-"""Folders that others write: every layout of ``transformers`` since its first release."""
+"""Folders written by other programs: every layout of ``transformers`` since its first release."""
 
 import json
 import re
@@ -22,7 +22,7 @@ EXPECTED = model_folder(["mlm", "nsp"]).model
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder as ``transformers`` saves it, plus a vocabulary."""
+    """A folder as saved by ``transformers``, plus a vocabulary."""
     place = saved(model_folder(["mlm", "nsp"]), tmp_path / "model")
     transformers.BertForPreTraining.from_pretrained(place).save_pretrained(place)
     return place
@@ -73,7 +73,7 @@ def test_copies_of_tied_tensors(folder: Path) -> None:
     loaded = load_folder(folder)
     assert_same_weights(loaded.model, EXPECTED)
     assert loaded.notes == ()
-    # A copy stands in where the original was left out.
+    # The copy of a tensor is used if the original is missing.
     change_weights(folder, lambda tensors: {k: v for k, v in tensors.items() if k != "cls.predictions.bias"})
     assert_same_weights(load_folder(folder).model, EXPECTED)
 
@@ -105,7 +105,7 @@ def test_bare_encoders(prefix: bool, pooler: bool, folder: Path) -> None:
     assert loaded.notes == (() if pooler else ("no pooler in the weights: [CLS] is used as it is",))
 
 
-def test_what_is_left_over_is_noted(folder: Path) -> None:
+def test_unused_tensors_are_noted(folder: Path) -> None:
     extra = {f"extra.{index}": torch.zeros(1) for index in range(6)}
     change_weights(folder, lambda tensors: tensors | extra)
     shown = "extra.0, extra.1, extra.2, extra.3, extra.4, ..."
@@ -145,7 +145,7 @@ def test_a_run_is_read_by_its_model(tmp_path: Path) -> None:
 
 
 def test_archives_of_hfl(folder: Path) -> None:
-    """Their archives hold bert_config.json, pytorch_model.bin and vocab.txt, and nothing else."""
+    """Archives of HFL load from bert_config.json, pytorch_model.bin and vocab.txt alone."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for name in ("model_type", "architectures", "transformers_version", "pad_token_id"):
         config.pop(name, None)
@@ -168,7 +168,7 @@ def test_archives_of_hfl(folder: Path) -> None:
 
 
 def make_ernie(folder: Path, kind: str, **options: Any) -> Any:
-    """A random ERNIE as ``transformers`` saves it, plus a vocabulary."""
+    """Save a random ERNIE with ``transformers``, plus a vocabulary."""
     config = transformers.ErnieConfig(
         vocab_size=60,
         hidden_size=16,

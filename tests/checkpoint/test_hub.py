@@ -1,4 +1,4 @@
-"""Names on the hub, with and without a network; no test here has one."""
+"""Model names on the hub, with and without a simulated network; the tests use no real one."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ NAME = "google-bert/bert-base-uncased"
         ("", False),
     ],
 )
-def test_what_looks_like_a_hub_name(name: str, expected: bool) -> None:
+def test_hub_names_are_recognized(name: str, expected: bool) -> None:
     assert is_hub_name(name) is expected
 
 
@@ -55,7 +55,7 @@ def test_offline_without_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The copy of an earlier download, which alone can be had."""
+    """A cache with an earlier download, and no network."""
     snapshot = saved(model_folder(["mlm"]), tmp_path / "snapshot")
 
     def download(name: str, *, local_files_only: bool = False, **options: Any) -> str:
@@ -79,18 +79,18 @@ def test_offline_with_a_copy(cache: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("safetensors", [True, False])
 def test_weights_are_fetched_once(safetensors: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files = ["config.json", "pytorch_model.bin", *(["model.safetensors"] if safetensors else [])]
-    asked: dict[str, Any] = {}
+    request: dict[str, Any] = {}
 
     def download(name: str, **options: Any) -> str:
-        asked.update(options)
+        request.update(options)
         return str(tmp_path)
 
-    told = SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
-    monkeypatch.setattr(huggingface_hub, "model_info", lambda _, timeout: told)  # noqa: ARG005
+    info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda _, timeout: info)  # noqa: ARG005
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert fetch(NAME) == tmp_path
-    assert asked["ignore_patterns"] == (["*.bin"] if safetensors else None)
-    assert not any(pattern.endswith((".py", ".h5", ".msgpack")) for pattern in asked["allow_patterns"])
+    assert request["ignore_patterns"] == (["*.bin"] if safetensors else None)
+    assert not any(pattern.endswith((".py", ".h5", ".msgpack")) for pattern in request["allow_patterns"])
 
 
 def test_a_slip_in_a_path_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

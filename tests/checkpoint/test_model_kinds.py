@@ -1,4 +1,4 @@
-"""Folders of more than plain BERT: ALBERT, both sentence heads, the span-boundary head, weights of half the size."""
+"""Folders of ALBERT, both sentence heads, the span-boundary head, and half-precision weights."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ from cloze.predict import Model
 from cloze.text import write_vocabulary
 from tests.model.made import SMALL, assert_close, assert_same_weights, model_folder, saved, vocabulary
 
-ORACLE: Any = transformers  # typed in parts only
+ORACLE: Any = transformers  # transformers is only partly typed
 ALBERT = replace(SMALL, embedding_size=10, shared_layers=True)
 CONFIGS = {"bert": SMALL, "albert": ALBERT, "unshared albert": replace(ALBERT, shared_layers=False)}
 HEADS: list[list[HeadName]] = [
@@ -48,7 +48,7 @@ def read_values(folder: Path) -> dict[str, Any]:
 
 
 def change_config(folder: Path, **changes: Any) -> None:
-    """Set keys of ``config.json``; those set to ``...`` are taken out."""
+    """Set keys of ``config.json``, or remove those set to ``...``."""
     values = read_values(folder) | changes
     kept = {key: value for key, value in values.items() if value is not ...}
     (folder / "config.json").write_text(json.dumps(kept), encoding="utf-8")
@@ -93,7 +93,7 @@ def test_a_single_output_of_other_libraries_is_a_regression(tmp_path: Path) -> N
 def test_sentence_heads(
     config: BertConfig, head: HeadName, note: str | None, classes: tuple[str, str], tmp_path: Path
 ) -> None:
-    """Both tasks lie in one place; which it is is told where it is not the usual one, and stays told."""
+    """Both sentence tasks use the same tensors; a setting in the folder distinguishes them, and is preserved."""
     folder = saved(model_folder(["mlm", head], config=config), tmp_path / "model")
     assert read_values(folder).get("cloze_sentence_task") == note
     assert read_values(folder)["architectures"] == [classes[0]]
@@ -117,13 +117,13 @@ def test_boundary_head_lies_apart(name: str, tmp_path: Path) -> None:
         _, report = getattr(ORACLE, family + kind).from_pretrained(folder, output_loading_info=True)
         assert not report["missing_keys"], kind
         assert not any("sbo" in key for key in report["unexpected_keys"]), kind
-    # Without the file there is a model without that head; and one that is saved over it leaves none behind.
+    # Saving a model without the span-boundary head removes its file, and the model loads without it.
     save_folder(replace(contents, model=model_folder(["mlm", "sop"], config=CONFIGS[name]).model), folder)
     assert not (folder / "pretraining_heads.safetensors").exists()
     assert load_folder(folder).model.head_names == ("mlm", "sop")
 
 
-def test_the_file_apart_changes_no_other_tensor(tmp_path: Path) -> None:
+def test_the_separate_file_changes_no_other_tensor(tmp_path: Path) -> None:
     contents = model_folder(["mlm", "sbo"])
     folder = saved(contents, tmp_path / "model")
     path = folder / "pretraining_heads.safetensors"
@@ -135,7 +135,7 @@ def test_the_file_apart_changes_no_other_tensor(tmp_path: Path) -> None:
 
 
 def test_albert_without_its_defaults(tmp_path: Path) -> None:
-    """Keys that are not there, or null, have ALBERT's defaults, not BERT's."""
+    """Keys that are missing or null get ALBERT's defaults, not BERT's."""
     config = replace(ALBERT, embedding_size=128, activation="gelu_new", dropout=0.0, attention_dropout=0.0)
     folder = saved(model_folder(["mlm", "sop"], config=config), tmp_path / "model")
     change_config(folder, embedding_size=..., hidden_act=None, hidden_dropout_prob=..., num_hidden_groups=...)
@@ -198,8 +198,8 @@ HALVES = [torch.float16, torch.bfloat16]
 @torch.no_grad()
 @pytest.mark.parametrize("config", [SMALL, ALBERT], ids=["bert", "albert"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_half_the_size(dtype: torch.dtype, config: BertConfig, tmp_path: Path) -> None:
-    """Half the bytes on disk, float32 in memory: here and, by default, in ``transformers``."""
+def test_half_precision_weights(dtype: torch.dtype, config: BertConfig, tmp_path: Path) -> None:
+    """Half-precision weights take half the space and load as float32 in cloze and, by default, in ``transformers``."""
     contents = model_folder(["mlm", "sbo"], config=config)
     whole = saved(contents, tmp_path / "whole")
     save_folder(contents, tmp_path / "half", dtype=dtype)

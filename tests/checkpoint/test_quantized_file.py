@@ -1,4 +1,4 @@
-"""int8.safetensors: what it holds, that others ignore it, and what is refused."""
+"""int8.safetensors: its content, that other libraries ignore it, and what is rejected."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ def changed(folder: Path, **facts: str) -> None:
     save_file(load_file(path), path, metadata=before | facts)
 
 
-def test_what_it_holds(folder: Path) -> None:
+def test_contents_of_the_file(folder: Path) -> None:
     contents = load_folder(folder)
     found = read_quantized(contents)
     assert found is not None
@@ -48,7 +48,7 @@ def test_what_it_holds(folder: Path) -> None:
     assert (folder / INT8).stat().st_mode & 0o777 == 0o644
 
 
-def test_the_same_answers_as_when_rounded_at_once(folder: Path, tmp_path: Path) -> None:
+def test_saved_weights_equal_fresh_quantization(folder: Path, tmp_path: Path) -> None:
     bare = saved(model_folder(), tmp_path / "bare")
     texts = ["the cat sat", "a dog"]
     numpy.testing.assert_array_equal(
@@ -67,7 +67,7 @@ def test_others_ignore_it(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("cosine", "faster", "expected"), [(0.995, True, "int8"), (0.98, True, "fp32"), (1, False, "fp32")]
 )
-def test_auto_takes_what_is_near_and_faster(
+def test_auto_selects_accurate_and_faster_int8(
     cosine: float, faster: bool, expected: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_quantized(folder, round_products(load_folder(folder).model), cosine)
@@ -78,7 +78,7 @@ def test_auto_takes_what_is_near_and_faster(
 
 @pytest.fixture
 def stale(folder: Path) -> Path:
-    """The file of a model that is no longer there."""
+    """A folder whose int8 file belongs to an earlier model."""
     contents = load_folder(folder)
     other = replace(contents, model=model_folder().model)
     with torch.no_grad():
@@ -95,10 +95,10 @@ OTHER_WEIGHTS = "rounded from other weights than the model's; run 'cloze quantiz
 def test_a_file_of_other_weights_is_refused(stale: Path) -> None:
     with pytest.raises(CheckpointError, match=f"{OTHER_WEIGHTS}$"):
         load(stale, precision="int8")
-    assert load(stale).precision == "fp32"  # who does not ask for it does not trip over it
+    assert load(stale).precision == "fp32"  # without a request for int8, the stale file is ignored
 
 
-def test_auto_goes_on_without_a_file_of_other_weights(
+def test_auto_ignores_a_file_of_other_weights(
     stale: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)

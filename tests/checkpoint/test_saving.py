@@ -1,4 +1,4 @@
-"""Saving is all or nothing: a new folder, or the old one untouched."""
+"""Saving is atomic: either a new folder, or the old one unchanged."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -49,7 +49,7 @@ def test_the_card_is_kept(tmp_path: Path) -> None:
 def test_saving_replaces_a_model(tmp_path: Path) -> None:
     folder = saved(replace(PRETRAINED, embedding=EmbeddingSettings("cls", True)), tmp_path / "model")
     (folder / "pytorch_model.bin").write_bytes(b"of the model before")
-    # Read from the very folder that is replaced: its weights are mapped, not copied, into memory.
+    # Loaded from the folder that is replaced: its weights are memory-mapped, not copied.
     loaded = load_folder(folder)
     save_folder(replace(loaded, embedding=EmbeddingSettings()), folder)
     assert_same_weights(load_folder(folder).model, PRETRAINED.model)
@@ -78,7 +78,10 @@ def test_saving_onto_something_else_is_refused(kind: str, tmp_path: Path) -> Non
 def test_a_full_disk_leaves_the_old_model(
     allowed: int, full_disk: Callable[[int], AbstractContextManager[None]], tmp_path: Path
 ) -> None:
-    """The first file fails at 0 bytes, only the weights at 20,000; safetensors words it differently from Python."""
+    """A full disk leaves the old model; at 0 bytes the first file fails, at 20,000 the weights.
+
+    safetensors words the error differently from Python.
+    """
     folder = saved(PRETRAINED, tmp_path / "model")
     before = contents_of(folder)
     with (
@@ -109,14 +112,14 @@ def test_a_failed_rename_leaves_the_old_model(monkeypatch: pytest.MonkeyPatch, t
 def test_a_process_that_ended_between_the_renames_loses_nothing(tmp_path: Path) -> None:
     folder = saved(PRETRAINED, tmp_path / "model")
     before = contents_of(folder)
-    folder.rename(tmp_path / f".model.{'0' * 16}.cloze-old")  # as far as it came
+    folder.rename(tmp_path / f".model.{'0' * 16}.cloze-old")  # the state of an interrupted save
     with pytest.raises(RuntimeError), replaced_folder(folder):
         raise RuntimeError("the next save fails as well")
     assert contents_of(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_what_somebody_has_put_aside_is_left_alone(tmp_path: Path) -> None:
+def test_user_backups_are_unchanged(tmp_path: Path) -> None:
     aside = saved(PRETRAINED, tmp_path / "model.old")
     before = contents_of(aside)
     for contents in (PRETRAINED, BARE):
@@ -125,7 +128,7 @@ def test_what_somebody_has_put_aside_is_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.old"]
 
 
-def test_files_of_others_are_not_lost(tmp_path: Path) -> None:
+def test_files_of_other_programs_are_not_lost(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     contents = model_folder()
     save_folder(contents, folder)

@@ -1,4 +1,4 @@
-"""A training's state survives what happens to disks: it is whole, or the one before it is taken."""
+"""A training state survives disk failures: it is intact, or the previous one is used."""
 
 import random
 import shutil
@@ -17,7 +17,7 @@ FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.j
 
 
 class Listener:
-    """Keeps what it is told."""
+    """A progress listener that stores messages."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -53,7 +53,7 @@ def store(tmp_path: Path) -> StateStore:
 
 
 @pytest.fixture
-def two(store: StateStore) -> StateStore:
+def store_of_two(store: StateStore) -> StateStore:
     """A store with the checkpoints of steps 9 and 10."""
     store.save(state(9))
     store.save(state(10))
@@ -72,21 +72,21 @@ def test_round_trip(store: StateStore) -> None:
     assert store.newest() is None
 
 
-def test_the_newest_two_are_kept(two: StateStore) -> None:
-    assert names(two) == ["step-00000009", "step-00000010"]
-    two.save(state(12))
-    assert names(two) == ["step-00000010", "step-00000012"]
-    assert_same(two.newest(), state(12))
+def test_the_newest_two_are_kept(store_of_two: StateStore) -> None:
+    assert names(store_of_two) == ["step-00000009", "step-00000010"]
+    store_of_two.save(state(12))
+    assert names(store_of_two) == ["step-00000010", "step-00000012"]
+    assert_same(store_of_two.newest(), state(12))
 
 
-def test_a_step_saved_again_costs_none_of_the_two(two: StateStore) -> None:
-    for store in (two, StateStore(two.folder)):  # the same process, and the next one
+def test_a_step_saved_again_keeps_both_checkpoints(store_of_two: StateStore) -> None:
+    for store in (store_of_two, StateStore(store_of_two.folder)):  # in the same process, and in the next one
         store.save(state(10))
         assert names(store) == ["step-00000009", "step-00000010"]
-    assert_same(two.newest(), state(10))
+    assert_same(store_of_two.newest(), state(10))
 
 
-def test_the_same_step_again(store: StateStore) -> None:
+def test_the_same_step_can_be_saved_again(store: StateStore) -> None:
     store.save(state(9))
     again = TrainingState(9, state(3).model, state(3).optimizer)
     store.save(again)
@@ -95,46 +95,46 @@ def test_the_same_step_again(store: StateStore) -> None:
 
 def test_newest_is_by_number(store: StateStore) -> None:
     store.save(state(99_999_999))
-    store.save(state(100_000_000))  # one digit more than the names are padded to
+    store.save(state(100_000_000))  # one digit more than names are padded to
     assert_same(store.newest(), state(100_000_000))
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_damage_falls_back(name: str, two: StateStore) -> None:
-    path = two.folder / "step-00000010" / name
+def test_damage_falls_back(name: str, store_of_two: StateStore) -> None:
+    path = store_of_two.folder / "step-00000010" / name
     good, source = path.read_bytes(), random.Random(5)
     flipped = [good[:place] + bytes([good[place] ^ 255]) + good[place + 1 :] for place in range(len(good))]
-    cut = [good[:place] for place in range(len(good) - 1)]  # the last newline of a manifest means nothing
+    cut = [good[:place] for place in range(len(good) - 1)]  # the last newline of a manifest is insignificant
     for bad in [*source.sample(flipped, 40), *source.sample(cut, 40)]:
         path.write_bytes(bad)
         listener = Listener()
-        assert_same(two.newest(listener), state(9))
+        assert_same(store_of_two.newest(listener), state(9))
         (message,) = listener.said
-        assert message.startswith(f"{two.folder}/step-00000010/")
+        assert message.startswith(f"{store_of_two.folder}/step-00000010/")
         assert message.endswith("; falling back to the checkpoint before it")
     path.write_bytes(good)
-    assert_same(two.newest(), state(10))
+    assert_same(store_of_two.newest(), state(10))
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_falls_back(name: str, two: StateStore) -> None:
-    (two.folder / "step-00000010" / name).unlink()
-    assert_same(two.newest(), state(9))
+def test_a_missing_file_falls_back(name: str, store_of_two: StateStore) -> None:
+    (store_of_two.folder / "step-00000010" / name).unlink()
+    assert_same(store_of_two.newest(), state(9))
 
 
-def test_all_damaged_is_refused_and_left_as_it_is(two: StateStore) -> None:
-    for folder in two.folder.iterdir():
+def test_all_damaged_is_refused_and_left_as_it_is(store_of_two: StateStore) -> None:
+    for folder in store_of_two.folder.iterdir():
         (folder / "manifest.json").write_text("{}", encoding="utf-8")
     listener = Listener()
     with pytest.raises(CheckpointError) as caught:
-        two.newest(listener)
-    files = [two.folder / f"step-000000{step}" / "model.safetensors" for step in ("10", "09")]
+        store_of_two.newest(listener)
+    files = [store_of_two.folder / f"step-000000{step}" / "model.safetensors" for step in ("10", "09")]
     assert str(caught.value) == (
         f"{files[0]}: does not match its manifest; {files[1]}: does not match its manifest; "
         "none of the run's checkpoints is whole: put a copy of one back, or start over with fresh=True (--fresh)"
     )
     assert listener.said == []
-    assert names(two) == ["step-00000009", "step-00000010"]
+    assert names(store_of_two) == ["step-00000009", "step-00000010"]
     assert all(path.is_file() for path in files)
 
 
@@ -146,20 +146,20 @@ def test_the_only_one_damaged_is_refused(store: StateStore) -> None:
 
 
 @pytest.mark.parametrize("step", [15, 20, 25])
-def test_a_damaged_one_does_not_outlive_its_successor(step: int, two: StateStore) -> None:
-    """Going on from step 9, the damaged 20 counts neither as newer than what is saved next, nor as the one before."""
-    shutil.move(two.folder / "step-00000010", two.folder / "step-00000020")
-    (two.folder / "step-00000020" / "model.safetensors").write_bytes(b"")
-    assert_same(two.newest(), state(9))
-    two.save(state(step))
-    assert names(two) == ["step-00000009", f"step-000000{step}"]
-    assert_same(two.newest(), state(step))
-    two.save(state(30))
-    assert names(two) == [f"step-000000{step}", "step-00000030"]
+def test_a_damaged_checkpoint_is_superseded(step: int, store_of_two: StateStore) -> None:
+    """After resuming at step 9, the damaged checkpoint 20 is neither the newest nor the previous one."""
+    shutil.move(store_of_two.folder / "step-00000010", store_of_two.folder / "step-00000020")
+    (store_of_two.folder / "step-00000020" / "model.safetensors").write_bytes(b"")
+    assert_same(store_of_two.newest(), state(9))
+    store_of_two.save(state(step))
+    assert names(store_of_two) == ["step-00000009", f"step-000000{step}"]
+    assert_same(store_of_two.newest(), state(step))
+    store_of_two.save(state(30))
+    assert names(store_of_two) == [f"step-000000{step}", "step-00000030"]
 
 
-def test_a_step_saved_again_is_there_at_every_moment(store: StateStore, tmp_path: Path) -> None:
-    """Killed between two renames: the old folder is put aside, the new one has no name yet."""
+def test_a_step_saved_again_exists_at_every_moment(store: StateStore, tmp_path: Path) -> None:
+    """A step saved again exists at every moment, even if the process is killed between the two renames."""
     store.save(state(9))
     shutil.copytree(store.folder / "step-00000009", store.folder / f".step-00000009.{'1' * 16}.cloze-tmp")
     (store.folder / "step-00000009").rename(store.folder / ASIDE)
@@ -171,7 +171,7 @@ def test_a_step_saved_again_is_there_at_every_moment(store: StateStore, tmp_path
     assert names(store) == ["step-00000010", "step-00000011"]
 
 
-def test_what_was_put_aside_does_not_hide_its_successor(store: StateStore) -> None:
+def test_a_backup_does_not_hide_its_successor(store: StateStore) -> None:
     store.save(state(9))
     shutil.copytree(store.folder / "step-00000009", store.folder / ASIDE)
     again = TrainingState(9, state(3).model, state(3).optimizer)
@@ -190,21 +190,21 @@ def test_unfinished_ones_are_ignored(store: StateStore) -> None:
     listener = Listener()
     assert_same(store.newest(listener), state(9))
     assert listener.said == []
-    store.save(state(10))  # clears what lies in its way
+    store.save(state(10))  # removes temporary files at its path
     assert names(store) == ["step-00000009", "step-00000010"]
 
 
 @pytest.mark.parametrize("allowed", [0, 100, 300])
 def test_a_full_disk_leaves_those_before(
-    allowed: int, full_disk: Callable[[int], AbstractContextManager[None]], two: StateStore
+    allowed: int, full_disk: Callable[[int], AbstractContextManager[None]], store_of_two: StateStore
 ) -> None:
     with full_disk(allowed), pytest.raises(ClozeError, match=r"step-00000011: cannot be written .*File too large"):
-        two.save(state(11))
-    assert names(two) == ["step-00000009", "step-00000010"]
-    assert_same(two.newest(), state(10))
+        store_of_two.save(state(11))
+    assert names(store_of_two) == ["step-00000009", "step-00000010"]
+    assert_same(store_of_two.newest(), state(10))
 
 
-def test_what_killed_processes_have_left_is_swept(tmp_path: Path) -> None:
+def test_files_left_by_killed_processes_are_removed(tmp_path: Path) -> None:
     store = StateStore(tmp_path / "checkpoints")
     (store.folder / f".step-00000003.{'1' * 16}.cloze-tmp").mkdir(parents=True)
     store.save(TrainingState(5, {}, {}))

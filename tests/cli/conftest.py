@@ -15,7 +15,7 @@ DEMO = Path(cloze.__file__).parent / "demo" / "data"
 
 @dataclass(frozen=True)
 class Result:
-    """What a command left behind."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -23,7 +23,7 @@ class Result:
 
     @property
     def complaint(self) -> str:
-        """The one line of a mistake, without what precedes each of them; texts that suit no vocabulary have notes."""
+        """The only line of an error message without its prefix; notes about [UNK] tokens are ignored."""
         (line,) = [line for line in self.err.splitlines() if "of the tokens are [UNK]" not in line]
         return line.removeprefix("cloze: error: ")
 
@@ -33,10 +33,10 @@ Cloze = Callable[..., Result]
 
 @pytest.fixture(autouse=True)
 def quiet_neighbours() -> Iterator[None]:
-    """The command line takes over the library's logger; other tests want it back."""
+    """Restore the library's logger and the number of threads, which the command line changes."""
     logger = logging.getLogger("cloze")
     handlers, propagate, threads = logger.handlers, logger.propagate, torch.get_num_threads()
-    torch.set_num_threads(1)  # on models this small, threads spend their time waiting for one another
+    torch.set_num_threads(1)  # with such small models, more threads only wait for each other
     yield
     logger.handlers, logger.propagate = handlers, propagate
     torch.set_num_threads(threads)
@@ -65,7 +65,7 @@ def quietly(*words: object) -> None:
 
 @dataclass(frozen=True)
 class Way:
-    """The folders of the whole way, each made by the command after which it is called; not to be written to."""
+    """The folders of all pipeline stages, each named after the command that creates it; read-only."""
 
     text: Path
     vocabulary: Path
@@ -77,7 +77,7 @@ class Way:
 
 @pytest.fixture(scope="session")
 def way(tmp_path_factory: pytest.TempPathFactory) -> Way:
-    """From text to a fine-tuned model, on a little of the bundled text."""
+    """All stages from text to a fine-tuned model, on a small part of the bundled text."""
     folder = tmp_path_factory.mktemp("way")
     way = Way(*(folder / name for name in ("text.txt", "vocabulary", "data", "pretrained", "tuned", "rows.tsv")))
     with lzma.open(DEMO / "books.txt.xz", "rt", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Answers and choices through the command line."""
+"""Question answering and multiple choice on the command line."""
 
 import csv
 import json
@@ -24,12 +24,12 @@ def chooser(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(model_folder(["choice"], task=TaskLabels("choose")), tmp_path_factory.mktemp("chooser") / "model")
 
 
-def test_answers_are_told(run: Cloze, answerer: Path) -> None:
+def test_answers_are_printed(run: Cloze, answerer: Path) -> None:
     expected = load(answerer).answer_all(["the cat"] * 2, CONTEXTS, top=2)
     words = ("answer", "the cat", *CONTEXTS, "--model", answerer, "--top", 2)
-    told = [json.loads(line) for line in run(*words, "--json").out.splitlines()]
-    assert [one["context"] for one in told] == CONTEXTS
-    assert [[answer["text"] for answer in one["answers"]] for one in told] == [
+    report = [json.loads(line) for line in run(*words, "--json").out.splitlines()]
+    assert [one["context"] for one in report] == CONTEXTS
+    assert [[answer["text"] for answer in one["answers"]] for one in report] == [
         [answer.text for answer in answers] for answers in expected
     ]
     header, first, *_ = run(*words).out.splitlines()
@@ -60,22 +60,22 @@ def test_questions_from_a_file(run: Cloze, answerer: Path, tmp_path: Path) -> No
     assert [list(line) for line in lines] == [["question", "context", "answer", "start", "end", "probability"]] * 2
 
 
-def test_answers_may_be_kept_short(run: Cloze, answerer: Path, tmp_path: Path) -> None:
+def test_answer_length_can_be_limited(run: Cloze, answerer: Path, tmp_path: Path) -> None:
     expected = load(answerer).answer_all(["the cat"] * 2, CONTEXTS, top=5, longest=2)
     words = ("answer", "the cat", *CONTEXTS, "--model", answerer, "--top", 5, "--json")
-    told = [json.loads(line) for line in run(*words, "--longest-answer", 2).out.splitlines()]
-    assert [[answer["text"] for answer in one["answers"]] for one in told] == [
+    report = [json.loads(line) for line in run(*words, "--longest-answer", 2).out.splitlines()]
+    assert [[answer["text"] for answer in one["answers"]] for one in report] == [
         [answer.text for answer in answers] for answers in expected
     ]
-    assert told != [json.loads(line) for line in run(*words).out.splitlines()]
+    assert report != [json.loads(line) for line in run(*words).out.splitlines()]
     complaint = "the longest answer is 0 tokens; at least 1 was expected"
     assert run(*words, "--longest-answer", 0).complaint == complaint
     rows = tmp_path / "a.csv"
     rows.write_text(f'question,context,answer\nthe cat,"{CONTEXTS[1]}",the dog ran\n', "utf-8")
     evaluation = ("evaluate", "answer", rows, "--model", answerer, "--out", tmp_path / "scores", "--longest-answer")
     assert run(*evaluation, 2).code == 0
-    (said,) = json.loads((tmp_path / "scores" / "predictions.json").read_text("utf-8")).values()
-    assert said == load(answerer).answer("the cat", CONTEXTS[1], longest=2)[0].text
+    (predicted,) = json.loads((tmp_path / "scores" / "predictions.json").read_text("utf-8")).values()
+    assert predicted == load(answerer).answer("the cat", CONTEXTS[1], longest=2)[0].text
     assert run(*evaluation, 0).complaint == complaint
 
 
@@ -97,16 +97,16 @@ def test_flags_apply_to_files(run: Cloze, answerer: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("task", ["choose", "mlm", "correction", "mrpc"])
-def test_length_of_answers_is_refused_where_there_are_none(run: Cloze, answerer: Path, task: str) -> None:
-    told = run("evaluate", task, "a.csv", "--model", answerer, "--longest-answer", 50)
-    assert told.complaint == f"--longest-answer is 50, which is for answers in texts; leave it out for {task}"
+def test_answer_length_is_rejected_for_other_tasks(run: Cloze, answerer: Path, task: str) -> None:
+    report = run("evaluate", task, "a.csv", "--model", answerer, "--longest-answer", 50)
+    assert report.complaint == f"--longest-answer is 50, which is for answers in texts; leave it out for {task}"
 
 
-def test_choices_are_told(run: Cloze, chooser: Path) -> None:
+def test_choices_are_printed(run: Cloze, chooser: Path) -> None:
     expected = load(chooser).choose("the cat", ["sat", "ran", "on a mat"])
     words = ("choose", "the cat", "sat", "ran", "on a mat", "--model", chooser)
-    told = json.loads(run(*words, "--json").out)
-    assert told == {"prompt": "the cat", "options": [vars(one) for one in expected]}
+    report = json.loads(run(*words, "--json").out)
+    assert report == {"prompt": "the cat", "options": [vars(one) for one in expected]}
     lines = run(*words).out.splitlines()
     assert lines[0] == "option\tindex\tprobability\tprompt"
     best = expected[0]
@@ -149,14 +149,14 @@ def test_scores_of_a_file(run: Cloze, chooser: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_are_told(run: Cloze, answerer: Path, words: tuple[str, ...], complaint: str) -> None:
+def test_errors_are_reported(run: Cloze, answerer: Path, words: tuple[str, ...], complaint: str) -> None:
     result = run(*words, "--model", answerer)
     assert (result.code, result.complaint) == (2, complaint)
 
 
-def test_another_model_is_told(run: Cloze, answerer: Path, chooser: Path) -> None:
-    told = run("answer", "who", "the cat", "--model", chooser)
-    assert told.complaint.startswith("this model has no 'span' head (its heads: choice)")
-    told = run("choose", "who", "a", "b", "--model", answerer)
-    assert "error: this model has no 'choice' head (its heads: span)" in told.err
+def test_wrong_model_kind_is_reported(run: Cloze, answerer: Path, chooser: Path) -> None:
+    report = run("answer", "who", "the cat", "--model", chooser)
+    assert report.complaint.startswith("this model has no 'span' head (its heads: choice)")
+    report = run("choose", "who", "a", "b", "--model", answerer)
+    assert "error: this model has no 'choice' head (its heads: span)" in report.err
     assert run("choose", "who", "a", "--model", chooser).complaint == "1 options; at least 2 were expected"

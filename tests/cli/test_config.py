@@ -1,4 +1,4 @@
-"""Run files: any flag as a key; a flag on the command line wins."""
+"""Configuration files: any flag as a key; a flag on the command line takes precedence."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``cloze audit``: what it prints, and that what is wrong ends with code 1."""
+"""``cloze audit``: its output, and exit code 1 for a failed check."""
 
 import json
 import lzma
@@ -33,7 +33,7 @@ def test_table_ends_in_a_verdict(data: Path, run: Cloze) -> None:
     result = run("audit", data, *SMALL)
     assert (result.code, result.err) == (0, "")
     rows = [line.split("\t") for line in result.out.splitlines()]
-    assert rows[0] == ["", "measured", "95 % bounds", "expected", ""]
+    assert rows[0] == ["", "measured", "95 % interval", "expected", ""]
     hidden = next(row for row in rows if row[0] == "hidden")
     low, _, high = hidden[2].split()
     assert float(low) < float(hidden[1]) < float(high)
@@ -62,9 +62,9 @@ def test_similar_words_are_learned_where_no_file_is_named(run: Cloze, data: Path
     prepare([tmp_path / "text.txt"], data, tmp_path / "books")
     result = run("audit", tmp_path / "books", *SMALL, "--masking", "correction")
     assert (result.code, result.err) == (0, "")
-    assert "without a similar word" in result.out
-    # Words of made-up text keep no company.
-    assert "keeps the same company as another" in run("audit", data, *SMALL, "--masking", "correction").complaint
+    assert "for lack of a similar word" in result.out
+    # Words of synthetic text have no typical context.
+    assert "occurs in the same contexts as another" in run("audit", data, *SMALL, "--masking", "correction").complaint
 
 
 def test_shares_are_those_of_the_flags(data: Path, run: Cloze) -> None:
@@ -86,7 +86,7 @@ def test_what_is_wrong_ends_with_code_1(data: Path, run: Cloze, monkeypatch: pyt
     monkeypatch.setattr(PretrainingBatches, "at", swap_labels)
     result = run("audit", data, *SMALL)
     assert result.code == 1
-    assert "NOT OK" in next(line for line in result.out.splitlines() if line.startswith("pairs whose label is not so"))
+    assert "NOT OK" in next(line for line in result.out.splitlines() if line.startswith("pairs with a wrong label"))
     assert "NOT OK: " in result.out.splitlines()[-1]
     assert json.loads(run("audit", data, *SMALL, "--json").out)["ok"] is False
 

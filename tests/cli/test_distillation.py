@@ -1,4 +1,4 @@
-"""``cloze distill``: a smaller model from a fine-tuned one, and the table of both."""
+"""``cloze distill``: a smaller model from a fine-tuned one, and the table that compares both."""
 
 import json
 from pathlib import Path
@@ -36,13 +36,13 @@ def test_student_and_table(run: Cloze, way: Way, tmp_path: Path) -> None:
     ]
     gain, ends = report["difference"]["gain"], report["difference"]["interval"]
     difference = Difference(gain, *ends)
-    level = "" if difference.reliable else "; level with the teacher"
+    level = "" if difference.reliable else "; on par with the teacher"
     assert result.out.splitlines()[-1] == (
         f"student against teacher, accuracy: {difference.in_points('difference')}{level}"
     )
-    told = run(*words, "--json")
-    assert json.loads(told.out) == {"folder": str(tmp_path / "run"), **report}
-    assert "finished already" in told.err
+    printed = run(*words, "--json")
+    assert json.loads(printed.out) == {"folder": str(tmp_path / "run"), **report}
+    assert "finished already" in printed.err
     assert load(tmp_path / "run").bert.config.layers == 1
 
 

@@ -1,4 +1,4 @@
-"""Every command that writes refuses an impossible output before it reads or computes anything."""
+"""Every command that writes rejects an impossible output before it reads or computes anything."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from cloze.cli import COMMANDS, build
 from cloze.cli.console import SHOWN_CHARACTERS, shorten
 from tests.cli.conftest import Cloze, Way
 
-# Arguments of the commands that need some: none of the files exists, so that any work would fail in another way.
+# Required arguments of the commands. None of the files exists, so that any work would fail with another error.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "vocab": ("missing.txt",),
     "coverage": ("missing.txt",),

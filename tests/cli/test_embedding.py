@@ -1,4 +1,4 @@
-"""``cloze embed`` and ``cloze correct`` on a small model: no flag goes unheard, columns stay, any file is read."""
+"""``cloze embed`` and ``cloze correct`` on a small model: all flags take effect, columns are kept, any file is read."""
 
 import csv
 import json
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_flags_that_would_go_unheard(words: tuple[str, ...], complaint: str, run: Cloze) -> None:
-    result = run("embed", "the cat", "--model", "nowhere", *words)  # known before the model is loaded
+    result = run("embed", "the cat", "--model", "nowhere", *words)  # detected before the model is loaded
     assert (result.code, result.complaint) == (2, complaint)
 
 
@@ -193,7 +193,7 @@ def test_a_way_out_that_this_command_has(folder: Path, run: Cloze, tmp_path: Pat
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": " "}\n', encoding="utf-8")
     told = run("embed", "--input", path, "--model", folder, "--output", tmp_path / "v.npy").complaint
-    assert told == f"{path}:1: 'text' is empty; fill it in, or take the row out"
+    assert told == f"{path}:1: 'text' is empty; fill it in, or remove the row"
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
@@ -234,7 +234,7 @@ def test_what_parquet_cannot_keep_is_known_before_the_work(
     path.write_text(f'{{"text": "the cat", "kept": {value}}}\n', encoding="utf-8")
     monkeypatch.setattr("cloze.predict.Model.embed", lambda *_, **__: pytest.fail("the work has begun"))
     result = run("embed", "--input", path, "--model", folder, "--output", output)
-    assert (result.code, "v.parquet: Parquet cannot keep a column as it is (" in result.complaint) == (2, True)
+    assert (result.code, "v.parquet: Parquet cannot store a column unchanged (" in result.complaint) == (2, True)
     assert not output.exists()
 
 
@@ -265,7 +265,7 @@ def test_times_finer_than_pythons(folder: Path, run: Cloze, tmp_path: Path) -> N
     times = arrow.array([1, 2, 3], arrow.timestamp("ns"))
     parquet.write_table(arrow.table({"text": TEXTS, "at": times}), path)
     result = run("embed", "--input", path, "--model", folder, "--output", tmp_path / "v.npy")
-    if result.code:  # with pandas, which has such times, they are read
+    if result.code:  # with pandas, which supports nanoseconds, the file is read
         assert "rows.parquet: cannot be read after row 0" in result.complaint
 
 
@@ -309,7 +309,7 @@ def test_pairs_of_a_file(folder: Path, run: Cloze, tmp_path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file, whose cells may be JSON."""
+    """Return the rows of a file whose cells may contain JSON."""
     with path.open(encoding="utf-8", newline="") as file:
         if path.suffix == ".jsonl":
             return [json.loads(line) for line in file]

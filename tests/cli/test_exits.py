@@ -1,4 +1,4 @@
-"""How a command ends when it is not its user's fault."""
+"""Exit codes of a command for causes other than a user error."""
 
 import os
 import re
@@ -71,7 +71,7 @@ def test_stopped_training_goes_on_by_the_same_command(
     at = PretrainingBatches.at
 
     def disturbed(batches: PretrainingBatches, step: int, part: int = 0, parts: int = 1) -> PretrainingBatch:
-        if step == 12 and batches.seed == 0:  # not one of those for evaluation
+        if step == 12 and batches.seed == 0:  # not a batch for evaluation
             os.kill(os.getpid(), number)
         return at(batches, step, part, parts)
 
@@ -79,7 +79,7 @@ def test_stopped_training_goes_on_by_the_same_command(
     monkeypatch.setattr(PretrainingBatches, "at", disturbed)
     stopped = run(*words, "--out", tmp_path / "run")
     assert stopped.code == code
-    assert stopped.err.splitlines()[-1] == "cloze: note: stopped and saved at step 13; the same command goes on"
+    assert stopped.err.splitlines()[-1] == "cloze: note: stopped and saved at step 13; run the same command to resume"
     monkeypatch.undo()
     assert run(*words, "--out", tmp_path / "run").code == 0
     weights = [folder / "model" / "model.safetensors" for folder in (tmp_path / "run", way.pretrained)]
@@ -101,7 +101,7 @@ def test_process_that_is_told_to_end_saves(way: Way, tmp_path: Path) -> None:
         process.terminate()
         *_, last = process.stderr.read().splitlines()
     assert process.returncode == 143
-    stopped = re.fullmatch(r"cloze: note: stopped and saved at step (\d+); the same command goes on", last)
+    stopped = re.fullmatch(r"cloze: note: stopped and saved at step (\d+); run the same command to resume", last)
     assert stopped is not None
     assert {path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")} == {f"step-{int(stopped[1]):08d}"}
 
@@ -125,4 +125,4 @@ def test_reader_that_has_seen_enough_is_no_error(way: Way) -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-    assert process.returncode == 141  # as of a process that SIGPIPE ended
+    assert process.returncode == 141  # like a process ended by SIGPIPE

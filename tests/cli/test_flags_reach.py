@@ -1,8 +1,8 @@
-"""Every flag of every prediction command has an effect on every path, or is refused.
+"""Every flag of every prediction command has an effect on every path, or is rejected.
 
-The flags are read from the signatures: a new flag without a case below fails. Each case runs a command with a model
-that records its calls, on arguments, on ``--input`` for the terminal, and on ``--input --output``; the flag must change
-the calls or the output, and it must identify a resumable job.
+The flags come from the function signatures: a new flag without a case below fails. Each case runs a command with a
+model that records its calls, with texts as arguments, with ``--input`` to the terminal, and with ``--input --output``.
+The flag must change the calls or the output, and it must be part of the identity of a resumable job.
 """
 
 import json
@@ -49,10 +49,10 @@ class Case:
     """A flag with a value other than its default.
 
     Attributes:
-        words: The flag and its value, with flags that it needs.
-        baseline: The flags that it needs, alone.
-        paths: Where it has an effect; on all other paths it is refused.
-        identifies: Whether an interrupted job without it is another job.
+        words: The flag and its value, with other flags that it requires.
+        baseline: Only the flags that it requires.
+        paths: The paths where it has an effect; it is rejected on the others.
+        identifies: Whether an interrupted job without it counts as another job.
     """
 
     words: tuple[object, ...]
@@ -83,7 +83,7 @@ CASES: dict[tuple[str, str], Case] = {
     ("embed", "--layer"): Case(("--layer", "-2,-1")),
     ("embed", "--long-texts"): Case(("--long-texts", "windows")),
     ("embed", "--word"): Case(("--word", "text")),
-    # Whitening and the report are not predictions: alone, or with an output for vectors, they are refused.
+    # Whitening and the report are not predictions: alone, or with an output for vectors, they are rejected.
     ("embed", "--whiten"): Case(("--whiten", "rows.jsonl", "--report"), ("--report",), paths=("arguments", "input")),
     ("embed", "--dimensions"): Case(("--dimensions", 3), paths=()),
     ("embed", "--out"): Case(("--out", "folder"), paths=()),
@@ -100,7 +100,7 @@ CASES: dict[tuple[str, str], Case] = {
 
 
 def flags_of(command: str) -> list[str]:
-    """All flags of a command, as its parser knows them."""
+    """Return all flags of a command, as its parser defines them."""
     arguments = build(command).assemble_argument_collection()
     return [name for argument in arguments for name in argument.names if name.startswith("--")]
 
@@ -115,7 +115,7 @@ def case_of(command: str, flag: str) -> Case:
 
 
 class SpyModel:
-    """Records what it is called with; its predictions depend on nothing but the number of texts."""
+    """A model that records its calls; its predictions depend only on the number of texts."""
 
     fingerprint, correcting, bert = "weights", None, None
     task = SimpleNamespace(kind="classify", context=False, names=("O",))
@@ -184,7 +184,7 @@ class Spy:
         return self.model
 
     def observe(self, command: str, path: str, words: tuple[object, ...]) -> tuple[int, str, tuple[object, ...]]:
-        """Run a command on a path; return its exit code, its errors, and everything that it called and wrote."""
+        """Run a command on a path; return its exit code, its error output, and all its calls and output."""
         self.calls.clear()
         torch.set_num_threads(1)
         source = ARGUMENTS[command] if path == "arguments" else ("--input", "rows.jsonl")

@@ -1,4 +1,4 @@
-"""Files in parts through the commands: the same as at once, whatever the format, stopped or not."""
+"""Commands that process files in parts: the same output as in one part, for any format, interrupted or not."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ TEXTS = [f"the door {'and the sea ' * (number % 4)}was {number}" for number in r
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(inputs, "PART_ROWS", 4)
     path = tmp_path / "rows.jsonl"
-    # A column that is empty in the first part, and numbers that are whole in it.
+    # One column is empty in the first part, and one has only integers there.
     rows = [
         {"id": n, "text": text, "note": None if n < 4 else "x", "size": 1 if n < 4 else 0.5}
         for n, text in enumerate(TEXTS)
@@ -56,13 +56,15 @@ def test_labels_of_many_parts(ending: str, run: Cloze, way: Way, table: Path) ->
     assert run("classify", "--input", table, "--model", way.tuned, "--output", output).out == f"{output}: 11 rows\n"
     text = output.read_text(encoding="utf-8")
     if ending == ".jsonl":
-        told = [json.loads(line)["label"] for line in text.splitlines()]
+        written_labels = [json.loads(line)["label"] for line in text.splitlines()]
     else:
-        told = [row["label"] for row in csv.DictReader(text.splitlines(), delimiter="\t" if ending == ".tsv" else ",")]
-    assert told == [answer.label for answer in load(way.tuned).classify(TEXTS)]
+        written_labels = [
+            row["label"] for row in csv.DictReader(text.splitlines(), delimiter="\t" if ending == ".tsv" else ",")
+        ]
+    assert written_labels == [answer.label for answer in load(way.tuned).classify(TEXTS)]
 
 
-def test_the_same_command_goes_on(run: Cloze, way: Way, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_command_resumes(run: Cloze, way: Way, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     embed, calls = Model.embed, []
 
     def stops(self: Model, texts: list[str], *rest: object, **more: object) -> object:
@@ -91,7 +93,7 @@ def test_lines_of_text_in_parts(run: Cloze, way: Way, table: Path) -> None:
     assert run("embed", "--input", path, "--model", way.pretrained, "--output", output).out.startswith(f"{output}: 11 ")
 
 
-def test_a_bad_row_is_found_before_the_work(run: Cloze, way: Way, table: Path) -> None:
+def test_a_bad_row_is_detected_before_the_work(run: Cloze, way: Way, table: Path) -> None:
     table.write_text(table.read_text(encoding="utf-8") + '{"text": ""}\n', encoding="utf-8")
     output = table.with_name("vectors.npy")
     result = run("embed", "--input", table, "--model", way.pretrained, "--output", output)
@@ -118,7 +120,7 @@ def test_columns_that_change_their_kind(rows: range, run: Cloze, way: Way, table
         text = text.replace(f'"id": {number},', '"id": [1],')
     table.write_text(text, encoding="utf-8")
     result = run("embed", "--input", table, "--model", way.pretrained, "--output", table.with_name("v.parquet"))
-    assert (result.code, "Parquet cannot keep a column as it is" in result.err) == (2, True)
+    assert (result.code, "Parquet cannot store a column unchanged" in result.err) == (2, True)
 
 
 def test_long_texts(run: Cloze, way: Way, tmp_path: Path) -> None:
@@ -152,10 +154,10 @@ def test_a_header_of_several_lines(run: Cloze, way: Way, table: Path) -> None:
     assert [(row["text"], row["two\nlines"]) for row in rows] == [(text, "a\nb") for text in TEXTS]
 
 
-def test_another_model_does_not_go_on(
+def test_another_model_does_not_resume_the_job(
     run: Cloze, way: Way, table: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Folders that share their weights, and differ in what they make of them."""
+    """A job is not resumed with another model, even if the folders share their weights."""
     load(way.pretrained).whiten(TEXTS, 3).save(tmp_path / "white")
     embed, output = Model.embed, table.with_name("vectors.jsonl")
     calls = []

@@ -1,4 +1,4 @@
-"""Whatever a person can get wrong: code 2, one line that helps, no traceback, nothing left behind."""
+"""User errors: exit code 2, one helpful line, no traceback, nothing left behind."""
 
 import json
 import pickle
@@ -43,7 +43,7 @@ def foreign_vocabulary(way: Way, folder: Path) -> tuple[Words, str]:
 
 
 class Payload:
-    """Would write a file, were it ever unpickled."""
+    """An object that writes a file when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -62,7 +62,7 @@ def hostile_pickle(way: Way, folder: Path) -> tuple[Words, str]:
 def empty_corpus(way: Way, folder: Path) -> tuple[Words, str]:
     (folder / "blank.txt").write_text("\n\n", encoding="utf-8")
     words = ["prepare", folder / "blank.txt", "--vocab", way.vocabulary, "--out", folder / "run"]
-    return words, "blank.txt: no text in it; expected a sentence or a paragraph a line"
+    return words, "blank.txt: no text in it; expected a sentence or a paragraph per line"
 
 
 def unfinished_run(way: Way, folder: Path) -> tuple[Words, str]:
@@ -85,12 +85,12 @@ MADE: dict[str, Mistake] = {
     "empty corpus": empty_corpus,
     "folder of others": folder_of_others,
 }
-# Commands, with the folders of the way by name, and what is said of them.
+# Commands with the names of pipeline folders, and the expected error messages.
 TYPED = {
     "vocab {folder}/none.txt --out {folder}/run": "none.txt: no such file",
     "vocab {text}": "--out",
-    "vocab {rows} --out {folder}/run": "rows.tsv: is a table of rows; expected",
-    "prepare {rows} --vocab {pretrained} --out {folder}/run": "rows.tsv: is a table of rows; expected",
+    "vocab {rows} --out {folder}/run": "rows.tsv: is a table; expected",
+    "prepare {rows} --vocab {pretrained} --out {folder}/run": "rows.tsv: is a table; expected",
     "pretrain {data} --preset tiny --length 1000000 --out {folder}/run": "length is 1000000; at most 32,768 tokens",
     "evaluate classify {rows} --model {tuned} --length 64": "--max-length is 64, which is for mlm; leave it out",
     "evaluate mlm {text} --split test": "--split is 'test', which is for published tasks; leave it out",
@@ -98,7 +98,7 @@ TYPED = {
     "pretrian {data}": "unknown command 'pretrian'; did you mean 'pretrain'?",
     "distill --out {folder}/run": "is missing; 'cloze distill --help' explains it",
     "pretrain {folder} --out {folder}/run --mask-mix 0.8 0.2": "--mask-mix is 0.8 0.2; 3 values were expected",
-    "pretrain {folder}/none --out {folder}/run": "none: not a prepared corpus (no manifest.json); make one with",
+    "pretrain {folder}/none --out {folder}/run": "none: not a prepared corpus (no manifest.json); create one with",
     "pretrain {data} --preset tinny --out {folder}/run": "unknown preset 'tinny'; did you mean 'tiny'?",
     "pretrain {data} --step 3 --out {folder}/run": "Unknown option: --step. Did you mean --steps?",
     "pretrain {data} --steps many --out {folder}/run": 'Invalid value for --steps: unable to convert "many" into int.',

@@ -1,4 +1,4 @@
-"""cloze quantize and cloze export."""
+"""``cloze quantize`` and ``cloze export``."""
 
 import json
 import shutil
@@ -22,15 +22,15 @@ def tuned(way: Way, tmp_path: Path) -> Path:
 
 def test_int8_beside_the_model(run: Cloze, way: Way, tuned: Path) -> None:
     result = run("quantize", "--model", tuned, "--task", "classify", "--data", way.rows, "--json")
-    told = json.loads(result.out)
-    assert told["file"] == str(tuned / "int8.safetensors")
-    assert told["bytes"] == (tuned / "int8.safetensors").stat().st_size < 0.4 * told["float_bytes"]
-    assert 0.98 < told["least_cosine"] <= told["mean_cosine"] <= 1.001
-    assert told["speedup"] > 0
-    assert set(told["scores"]) == {"fp32", "int8"}
-    assert abs(told["scores"]["fp32"]["accuracy"] - told["scores"]["int8"]["accuracy"]) < 0.2
-    difference = told["difference"]
-    scores = [told["scores"][name]["accuracy"] for name in ("int8", "fp32")]
+    report = json.loads(result.out)
+    assert report["file"] == str(tuned / "int8.safetensors")
+    assert report["bytes"] == (tuned / "int8.safetensors").stat().st_size < 0.4 * report["float_bytes"]
+    assert 0.98 < report["least_cosine"] <= report["mean_cosine"] <= 1.001
+    assert report["speedup"] > 0
+    assert set(report["scores"]) == {"fp32", "int8"}
+    assert abs(report["scores"]["fp32"]["accuracy"] - report["scores"]["int8"]["accuracy"]) < 0.2
+    difference = report["difference"]
+    scores = [report["scores"][name]["accuracy"] for name in ("int8", "fp32")]
     assert difference["gain"] == pytest.approx(scores[0] - scores[1])
     assert difference["interval"][0] <= difference["gain"] <= difference["interval"][1]
     lines = run("quantize", "--model", tuned, "--task", "classify", "--data", way.rows).out.splitlines()
@@ -52,16 +52,16 @@ def test_a_copy_and_a_table(run: Cloze, way: Way, tuned: Path, tmp_path: Path) -
     assert load(out, precision="int8").precision == "int8"
 
 
-def test_what_quantize_refuses(run: Cloze, tuned: Path, tmp_path: Path) -> None:
-    told = run("quantize", "--model", tuned, "--task", "classify").complaint
-    assert told == "--task and --data belong together; give both, or neither"
+def test_quantize_rejects_invalid_arguments(run: Cloze, tuned: Path, tmp_path: Path) -> None:
+    report = run("quantize", "--model", tuned, "--task", "classify").complaint
+    assert report == "--task and --data belong together; give both, or neither"
     assert "no such folder" in run("quantize", "--model", tmp_path / "nothing").complaint
 
 
 def test_a_graph(run: Cloze, tuned: Path, tmp_path: Path) -> None:
     result = run("export", "--model", tuned, "--out", tmp_path / "onnx", "--json")
-    told = json.loads(result.out)
-    assert (result.code, told["bytes"]) == (0, (tmp_path / "onnx" / "model.onnx").stat().st_size)
+    report = json.loads(result.out)
+    assert (result.code, report["bytes"]) == (0, (tmp_path / "onnx" / "model.onnx").stat().st_size)
 
 
 def test_threads_and_device(run: Cloze, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,17 +70,17 @@ def test_threads_and_device(run: Cloze, tuned: Path, tmp_path: Path, monkeypatch
     assert run("export", "--model", tuned, "--out", tmp_path / "onnx", "--threads", 2, "--device", "cpu").code == 0
     assert run("quantize", "--model", tuned, "--out", tmp_path / "int8", "--threads", 3, "--device", "cpu").code == 0
     assert {2, 3} <= set(threads)
-    told = run("quantize", "--model", tuned, "--out", tmp_path / "int8", "--device", "cuda").complaint
-    assert told == "device is cuda, but int8 is for the CPU; leave it out"
-    told = run("export", "--model", tuned, "--out", tmp_path / "onnx", "--device", "tpu9").complaint
-    assert told.startswith("device 'tpu9' is not available on this machine")
+    report = run("quantize", "--model", tuned, "--out", tmp_path / "int8", "--device", "cuda").complaint
+    assert report == "device is cuda, but int8 is for the CPU; leave it out"
+    report = run("export", "--model", tuned, "--out", tmp_path / "onnx", "--device", "tpu9").complaint
+    assert report.startswith("device 'tpu9' is not available on this machine")
 
 
 def test_the_shipped_model_is_left_as_it_is(run: Cloze) -> None:
     result = run("quantize")
     assert result.code == 2
-    told = result.err
-    assert "cloze-mini belongs to an installed package and is left as it is; give --out FOLDER for a copy" in told
+    report = result.err
+    assert "cloze-mini belongs to an installed package and is not changed; give --out FOLDER for a copy" in report
 
 
 def test_texts_of_ours_are_of_several_kinds(run: Cloze, tuned: Path, tmp_path: Path) -> None:
@@ -89,22 +89,22 @@ def test_texts_of_ours_are_of_several_kinds(run: Cloze, tuned: Path, tmp_path: P
     )
     kinds = [name.removeprefix("cosine, ") for name in lines if name.startswith("cosine, ")]
     assert kinds == ["paragraphs", "single words", "numbers", "signs", "all of them"]
-    told = json.loads(run("quantize", "--model", tuned, "--out", tmp_path / "b", "--json").out)
-    assert list(told["kinds"]) == kinds[:-1]
-    assert told["texts"] > 200
-    assert told["least_cosine"] == told["kinds"]["paragraphs"]
-    assert told["least_of_all"] == min(told["kinds"].values())
+    report = json.loads(run("quantize", "--model", tuned, "--out", tmp_path / "b", "--json").out)
+    assert list(report["kinds"]) == kinds[:-1]
+    assert report["texts"] > 200
+    assert report["least_cosine"] == report["kinds"]["paragraphs"]
+    assert report["least_of_all"] == min(report["kinds"].values())
 
 
-def test_odd_texts_that_are_far_are_told_of(run: Cloze, tuned: Path, tmp_path: Path) -> None:
+def test_inaccurate_odd_texts_are_reported(run: Cloze, tuned: Path, tmp_path: Path) -> None:
     words = ("quantize", "--model", tuned, "--out")
-    assert "odd texts" not in run(*words, tmp_path / "a").out, "all are near"
+    assert "unusual texts" not in run(*words, tmp_path / "a").out, "all are near"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(QuantizeReport, "far", {"signs": 0.97, "numbers": 0.98})
         patch.setattr(QuantizeReport, "near", True)
         *_, last = run(*words, tmp_path / "b").out.splitlines()
     expected = (
-        "int8 changes odd texts more than others (signs, numbers); if yours are like them, give some with --input"
+        "int8 changes unusual texts more than others (signs, numbers); if yours are similar, give some with --input"
     )
     assert last == expected
 
@@ -117,7 +117,7 @@ def cache(folder: Path, name: str, config: str, *others: str) -> None:
         (snapshot / other).touch()
 
 
-def test_models_are_listed_with_what_they_are_for(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_listed_with_their_purpose(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache(tmp_path, "models--owner--vectors", '{"model_type": "bert"}', "modules.json")
     cache(tmp_path, "models--owner--labels", '{"architectures": ["BertForSequenceClassification"]}')
     cache(tmp_path, "models--owner--bare", '{"model_type": "bert", "architectures": ["BertModel"]}')
@@ -146,7 +146,7 @@ def test_models_are_listed_with_what_they_are_for(run: Cloze, tmp_path: Path, mo
     assert rows["owner/other"]["not_for"] == "cloze: its model_type is 'gpt2', not bert"
     assert rows["owner/broken"]["not_for"] == "config.json cannot be read"
     lines = run("models").out.splitlines()
-    assert lines[0] == "cloze-mini (shipped; used where --model is left out)"
+    assert lines[0] == "cloze-mini (shipped; the default of --model)"
     assert lines[1].startswith("  for: English up to 128 tokens: trying every command offline")
     assert lines[2].startswith("  not for: sentence vectors and search")
 

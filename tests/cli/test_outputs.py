@@ -1,4 +1,4 @@
-"""Predictions into files: columns are kept, and nothing is written by halves."""
+"""Predictions written to files: input columns are kept, and no partial file is written."""
 
 import csv
 import json
@@ -66,7 +66,7 @@ def test_labels_stand_beside_the_columns(run: Cloze, way: Way, table: Path) -> N
     answers = load(way.tuned).classify(TEXTS)
     with classify(run, way, table, "labels.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    # The file's own label is kept under its name.
+    # The file's own label keeps its column name.
     assert rows == [
         {
             "id": number,
@@ -83,7 +83,7 @@ def test_labels_stand_beside_the_columns(run: Cloze, way: Way, table: Path) -> N
 
 def test_tabbed_labels_can_be_read_again(run: Cloze, way: Way, table: Path) -> None:
     output = classify(run, way, table, "labels.tsv")
-    # Quotes are characters like any other, for us as for GLUE.
+    # Quotes are ordinary characters, as in GLUE.
     assert output.read_text(encoding="utf-8").splitlines()[1].split("\t")[1] == TEXTS[0]
     assert run("classify", "--input", output, "--model", way.tuned, "--json").code == 0
 
@@ -91,8 +91,8 @@ def test_tabbed_labels_can_be_read_again(run: Cloze, way: Way, table: Path) -> N
 def test_labels_on_the_screen(run: Cloze, way: Way) -> None:
     answer = load(way.tuned).classify(["The door."])[0]
     words = ("classify", "The door.", "--model", way.tuned)
-    told = json.loads(run(*words, "--json").out)
-    assert told == {
+    report = json.loads(run(*words, "--json").out)
+    assert report == {
         "text": "The door.",
         "label": answer.label,
         "probability": answer.probability,

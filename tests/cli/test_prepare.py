@@ -1,4 +1,4 @@
-"""``cloze prepare`` as a person uses it."""
+"""``cloze prepare`` on the command line."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_summary_counts_everything(run: Cloze, way: Way, tmp_path: Path) -> None
 def test_folder_is_verified(run: Cloze, way: Way, tmp_path: Path) -> None:
     data = shutil.copytree(way.data, tmp_path / "data")
     size = sum(path.stat().st_size for path in data.rglob("*.bin"))
-    assert run("prepare", "--verify", data).out == f"{data}: {size:,} bytes are as they were written\n"
+    assert run("prepare", "--verify", data).out == f"{data}: {size:,} bytes verified, unchanged\n"
     assert json.loads(run("prepare", "--verify", data, "--json").out) == {"folder": str(data), "bytes": size}
     path = data / "shards" / "00000" / "train-tokens.bin"
     path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
@@ -60,7 +60,7 @@ def test_missing_word_is_named(run: Cloze, way: Way, tmp_path: Path, missing: st
 def test_stopped_preparation_goes_on_by_the_same_command(
     run: Cloze, way: Way, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    """A real process with workers of its own; none of them outlives it."""
+    """A stopped preparation is resumed by the same command; its worker processes end with it."""
     big = tmp_path / "big.txt"
     big.write_bytes(way.text.read_bytes() * 30)
     words = ["prepare", big, "--vocab", way.vocabulary, "--shard-size", 0.3, "--workers", 2]
@@ -73,7 +73,7 @@ def test_stopped_preparation_goes_on_by_the_same_command(
     process.send_signal(number)
     _, told = process.communicate(timeout=60)
     assert process.returncode == code
-    assert told.splitlines()[-1].endswith("shards are finished and kept; the same command goes on")
+    assert told.splitlines()[-1].endswith("shards are finished and saved; run the same command to resume")
     assert told.splitlines()[-1].startswith("cloze: note: stopped; ")
     assert len(children) == 2
     assert not [child for child in children if Path(f"/proc/{child}").exists()]

@@ -1,4 +1,4 @@
-"""``cloze plan``, recipes, ``cloze evaluate mlm``, and a folder of half the size."""
+"""``cloze plan``, recipes, ``cloze evaluate mlm``, and a half-size folder."""
 
 import json
 from pathlib import Path
@@ -13,35 +13,35 @@ from tests.cli.conftest import Cloze, Way
 SMALL = ("--preset", "tiny", "--batch", 4, "--length", 32)
 
 
-def test_plan_tells_what_a_run_would_take(run: Cloze, way: Way) -> None:
+def test_plan_prints_the_cost_of_a_run(run: Cloze, way: Way) -> None:
     words = ("plan", way.data, *SMALL, "--steps", 100)
-    told = json.loads(run(*words, "--json").out)
-    assert told["steps"] == 100
-    assert told["memory_bytes"] == sum(
-        told[f"{name}_bytes"] for name in ("weight", "gradient", "optimizer", "activation")
+    report = json.loads(run(*words, "--json").out)
+    assert report["steps"] == 100
+    assert report["memory_bytes"] == sum(
+        report[f"{name}_bytes"] for name in ("weight", "gradient", "optimizer", "activation")
     )
     table = run(*words).out.splitlines()
-    names = ["plan", "parameters", "memory", "a step", "the run", "text", "held-out masked-word loss"]
+    names = ["plan", "parameters", "memory", "per step", "whole run", "text", "held-out masked-word loss"]
     assert [line.split("\t")[0] for line in table] == names
-    assert table[1].split("\t")[1] == f"{told['parameters']:,}"
-    assert (told["expected_bound"], told["expected_mlm_loss"] > 6) == ("lower", True)
-    assert table[-1].split("\t")[1].startswith(f"above {told['expected_mlm_loss']:.2f}, which tiny ")
+    assert table[1].split("\t")[1] == f"{report['parameters']:,}"
+    assert (report["expected_bound"], report["expected_mlm_loss"] > 6) == ("lower", True)
+    assert table[-1].split("\t")[1].startswith(f"above {report['expected_mlm_loss']:.2f}, which tiny ")
 
 
-def test_plan_makes_up_no_loss_beyond_what_was_recorded(run: Cloze, way: Way) -> None:
+def test_plan_does_not_extrapolate_the_loss(run: Cloze, way: Way) -> None:
     words = ("plan", way.data, *SMALL, "--steps")
     (within, beyond) = (run(*words, steps).out.splitlines()[-1].split("\t")[1] for steps in (20_000, 10**6))
     assert within.startswith("about ")
-    assert within.endswith(" had it after as many tokens")
+    assert within.endswith(" after the same number of tokens")
     assert beyond.startswith("at most about 4.49, which tiny ")
-    assert beyond.endswith(" had at its end, after fewer tokens")
+    assert beyond.endswith(", after fewer tokens")
 
 
 def test_recipe_is_a_few_flags_and_a_flag_wins(run: Cloze, way: Way, tmp_path: Path) -> None:
     words = ("pretrain", way.data, *SMALL, "--steps", 2, "--recipe", "albert", "--masking", "word")
     assert run(*words, "--out", tmp_path / "run").code == 0
-    asked = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
-    assert (asked["objective"], asked["masking"], asked["shared_layers"]) == ("sop", "word", True)
+    settings = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    assert (settings["objective"], settings["masking"], settings["shared_layers"]) == ("sop", "word", True)
     assert load_folder(tmp_path / "run").model.head_names == ("mlm", "sop")
     AlbertForPreTraining.from_pretrained(tmp_path / "run" / "model")
 
@@ -76,16 +76,16 @@ def test_unknown_recipe_is_a_mistake(run: Cloze, way: Way, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
-def test_loss_on_a_text_before_and_after(run: Cloze, way: Way, tmp_path: Path) -> None:
+def test_loss_on_a_text_before_and_after_training(run: Cloze, way: Way, tmp_path: Path) -> None:
     words = ("evaluate", "mlm", way.text, "--model", way.pretrained, "--length", 32, "--tokens", 500)
-    told = json.loads(run(*words, "--out", tmp_path / "scores", "--json").out)
+    report = json.loads(run(*words, "--out", tmp_path / "scores", "--json").out)
     losses = {"mlm_loss", "mlm_loss_per_word", "mlm_loss_per_character", "standard_error"}
-    assert told.keys() == losses | {"perplexity", "mlm_accuracy", "blanks", "tokens"}
-    assert json.loads((tmp_path / "scores" / "eval_results.json").read_text(encoding="utf-8")) == told
-    assert run(*words).out.splitlines()[1] == f"mlm_loss\t{told['mlm_loss']:.4f}"
+    assert report.keys() == losses | {"perplexity", "mlm_accuracy", "blanks", "tokens"}
+    assert json.loads((tmp_path / "scores" / "eval_results.json").read_text(encoding="utf-8")) == report
+    assert run(*words).out.splitlines()[1] == f"mlm_loss\t{report['mlm_loss']:.4f}"
 
 
-def test_other_tasks_take_one_file(run: Cloze, way: Way) -> None:
+def test_other_tasks_accept_one_file(run: Cloze, way: Way) -> None:
     result = run("evaluate", "classify", way.text, way.text, "--model", way.pretrained)
     assert result.code == 2
     assert "classify takes one file or folder, not 2; several texts are for mlm" in result.err

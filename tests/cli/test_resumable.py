@@ -1,4 +1,4 @@
-"""Files in parts: resumed, refused, interrupted, with memory that does not grow."""
+"""Files processed in parts: resumed, rejected, interrupted, with constant memory."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ PARTS = [["a", "b"], ["c", "d"], ["e"]]
 
 
 class Work:
-    """Writes its parts in capitals, and remembers which."""
+    """A job that writes its parts in capitals and records them."""
 
     def __init__(self, fail_at: str = "", work: str = "one") -> None:
         self.written: list[list[str]] = []
@@ -44,7 +44,7 @@ def test_parts_become_one_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
 
 
-def test_one_part_is_written_at_once(tmp_path: Path) -> None:
+def test_one_part_is_written_directly(tmp_path: Path) -> None:
     work = Work()
     assert work.run(tmp_path / "out.txt", PARTS[:1]) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
@@ -55,7 +55,7 @@ def test_nothing_to_do(tmp_path: Path) -> None:
         Work().run(tmp_path / "out.txt", [])
 
 
-def test_a_stopped_work_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_job_is_resumed(tmp_path: Path) -> None:
     output = tmp_path / "out.txt"
     message = r"^stopped after 2 rows, which are kept in .*out\.txt\.parts; re-run the command to resume$"
     with pytest.raises(Interrupted, match=message) as stop:
@@ -64,7 +64,7 @@ def test_a_stopped_work_goes_on(tmp_path: Path) -> None:
     assert not output.exists()
     again = Work()
     assert again.run(output) == 5
-    assert again.written == PARTS[1:]  # the first was there
+    assert again.written == PARTS[1:]  # the first part existed already
     assert output.read_text(encoding="utf-8") == "ABCDE"
     assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
 
@@ -111,8 +111,8 @@ def test_memory_does_not_grow(tmp_path: Path) -> None:
     assert peak(100) < 1.2 * peak(10)
 
 
-def test_parts_without_a_record_are_nobodys(tmp_path: Path) -> None:
-    """What is left of a job that was killed while it deleted its parts, the record first, must not be trusted."""
+def test_parts_without_a_record_are_ignored(tmp_path: Path) -> None:
+    """Parts without a record, left by a job that was killed while deleting them, are not used."""
     output = tmp_path / "out.txt"
     with pytest.raises(Interrupted):
         Work(fail_at="e").run(output)
@@ -144,7 +144,7 @@ def test_somebodys_folder_is_not_taken_for_parts(fresh: bool, tmp_path: Path) ->
     folder = tmp_path / "out.txt.parts"
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work", encoding="utf-8")
-    with pytest.raises(DataError, match=r"out\.txt\.parts: holds 'thesis.txt', which is none of ours"):
+    with pytest.raises(DataError, match=r"out\.txt\.parts: contains 'thesis.txt', which cloze did not write"):
         Work().run(tmp_path / "out.txt", fresh=fresh)
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")

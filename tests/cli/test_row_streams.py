@@ -1,4 +1,4 @@
-"""``correct``, ``tag``, ``answer`` and ``choose`` on files: in parts, stopped or not, the same rows as at once."""
+"""``correct``, ``tag``, ``answer`` and ``choose`` on files: parts give the same rows as one run, interrupted or not."""
 
 import importlib
 import json
@@ -25,7 +25,7 @@ SENTENCES = [["the", "cat", "sat"], ["dogs"], ["a", "word1", "word2", "ran"]]
 
 @dataclass(frozen=True)
 class Case:
-    """A command, how it is asked, and what it calls for each part."""
+    """A command with its input rows, and the function that it calls for each part."""
 
     words: tuple[str, ...]
     rows: list[dict[str, object]]
@@ -34,7 +34,7 @@ class Case:
 
 
 def rows_with(**columns: Callable[[int], object]) -> list[dict[str, object]]:
-    """Rows with a column more than they need, and one more from the fifth on."""
+    """Return rows with one additional column, and another one from the fifth row on."""
     later: list[dict[str, object]] = [{}] * 4 + [{"later": "x"}] * (ROWS - 4)
     return [
         {"id": number, **{name: make(number) for name, make in columns.items()}, **later[number]}
@@ -63,7 +63,7 @@ CASES = {
     ),
     "tag to columns": Case(
         ("tag",),
-        # From the third part on, cells need tabs between them.
+        # From the third part on, a word contains a space, so that columns must be separated by tabs.
         rows_with(text=lambda number: SENTENCES[number % 3] + (["New York"] if number > 8 else [])),
         "cloze.tasks.tagging.decoding.tag_texts",
         "out.conll",
@@ -112,7 +112,7 @@ def asked(case: Case, folders: dict[str, Path], output: str) -> tuple[object, ..
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, called: str, count: int) -> list[object]:
-    """Have the call with this number be stopped by a signal; all calls are kept."""
+    """Interrupt the n-th call by a signal; return the list of all calls."""
     calls: list[object] = []
     *place, name = called.split(".")
     module, owner = (".".join(place), None) if place[-1].islower() else (".".join(place[:-1]), place[-1])
@@ -131,7 +131,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, called: str, count: int) -> list[ob
 
 
 def shortened(text: str) -> str:
-    """With few digits: what is read in other batches may differ in the last."""
+    """Round numbers, since the last digits depend on the batches."""
     return re.sub(r"\d\.\d{4,}(e-\d+)?", lambda found: f"{float(found[0]):.3f}", text)
 
 
@@ -148,7 +148,7 @@ def test_resumed_is_uninterrupted_to_the_byte(
         assert (stopped.code, Path(case.output).exists()) == (143, False)
         assert "stopped after 8 rows, which are kept in" in stopped.err
         again = run(*asked(case, folders, case.output))
-        assert len(calls) == 4, "the first two parts are there"
+        assert len(calls) == 4, "the first two parts exist"
     assert again.out == whole.out.replace("whole-", "")
     assert Path(case.output).read_bytes() == Path(f"whole-{case.output}").read_bytes()
     assert not Path(f"{case.output}.parts").exists()
@@ -196,8 +196,8 @@ def test_a_changed_list_of_similar_words_is_other_work(
 
 
 BAD = {
-    "correct": ({"text": ""}, "'text' is empty; fill it in, or take the row out"),
-    "tag": ({"text": ""}, "'text' is empty; fill it in, or take the row out"),
+    "correct": ({"text": ""}, "'text' is empty; fill it in, or remove the row"),
+    "tag": ({"text": ""}, "'text' is empty; fill it in, or remove the row"),
     "tag lists": ({"text": "words"}, "'text' is 'words'; expected a list"),
     "answer": ({"question": "a", "context": 3}, "'context' is 3; expected text in quotes"),
     "choose": ({"text": "a", "options": ["one"]}, "1 options; expected at least 2"),
@@ -271,7 +271,7 @@ def test_columns_with_a_bad_line(run: Cloze, folders: dict[str, Path], tmp_path:
     words = ("tag", "--input", source, "--model", folders["tag"], "--output", output)
     assert f"error: {source}:2: 1 columns, but the lines before have 2" in run(*words).err
     source.write_text("\n\n", encoding="utf-8")
-    assert f"error: {source}: no sentence in it; expected a word and its tag a line\n" in run(*words).err
+    assert f"error: {source}: no sentence in it; expected a word and its tag per line\n" in run(*words).err
 
 
 def test_the_input_is_not_overwritten(run: Cloze, folders: dict[str, Path], tmp_path: Path) -> None:

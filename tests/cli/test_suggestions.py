@@ -1,4 +1,4 @@
-"""Names of settings in other libraries get the right suggestion, from the command line and from Python."""
+"""Setting names of other libraries get the right suggestion, on the command line and in Python."""
 
 from typing import Any
 
@@ -11,7 +11,26 @@ from cloze.options import NAMES_ELSEWHERE
 
 ROWS = [{"text": "a fine day", "label": "good"}, {"text": "a dull day", "label": "bad"}] * 20
 # What fine-tuning says to each name.
+_EVERY_EPOCH = "; the dev rows are scored after every epoch; leave it out"
+_LOGGED = "; the loss is logged to metrics.jsonl in the run's folder; leave it out"
 EXPECTED = {
+    "weight_decay_rate": "weight_decay",
+    "hidden_dropout_prob": "dropout",
+    "label_smoothing": "; labels are not smoothed; leave it out",
+    "label_smoothing_factor": "; labels are not smoothed; leave it out",
+    "max_grad_norm": "; gradients are clipped to norm 1; leave it out",
+    "optim": "; the optimizer is AdamW; leave it out",
+    "optimizer": "; the optimizer is AdamW; leave it out",
+    "eval_steps": _EVERY_EPOCH,
+    "compute_metrics": "; the task decides the metrics; leave it out",
+    "metric_for_best_model": "; the first metric of the task selects the model; leave it out",
+    "logging_steps": _LOGGED,
+    "logging_dir": _LOGGED,
+    "report_to": _LOGGED,
+    "load_best_model_at_end": "patience",
+    "save_strategy": "save_every",
+    "save_total_limit": "; only the newest checkpoints are kept, and none of a finished run; leave it out",
+    "push_to_hub": "; the model is a folder, which hf upload can upload; leave it out",
     "num_train_epochs": "epochs",
     "num_epochs": "epochs",
     "n_epochs": "epochs",
@@ -33,8 +52,8 @@ EXPECTED = {
     "gradient_checkpointing": "checkpointing",
     "fp16": "precision",
     "bf16": "precision",
-    "evaluation_strategy": "; the dev rows are scored after every epoch; leave it out",
-    "eval_strategy": "; the dev rows are scored after every epoch; leave it out",
+    "evaluation_strategy": _EVERY_EPOCH,
+    "eval_strategy": _EVERY_EPOCH,
     "do_train": "; fine-tuning trains and then scores the dev rows; leave it out",
     "do_eval": "; fine-tuning trains and then scores the dev rows; leave it out",
     "early_stopping_patience": "patience",
@@ -115,4 +134,31 @@ def test_flags_may_have_underscores(capsys: pytest.CaptureFixture[str]) -> None:
 def test_names_of_python_have_underscores(name: str, meant: str) -> None:
     given: dict[str, Any] = {name: 3}
     with pytest.raises(ConfigError, match=rf"^there is no setting '{name}'; did you mean '{meant}'\?$"):
+        cloze.finetune("classify", ROWS, **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ner", "tag"),
+        ("token-classification", "tag"),
+        ("Text_Classification", "classify"),
+        ("sentiment-analysis", "classify"),
+        ("question-answering", "answer"),
+        ("multiple-choice", "choose"),
+        ("sts", "similarity"),
+    ],
+)
+def test_tasks_of_other_libraries(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^unknown task '{name}'; did you mean '{meant}'\?$"):
+        cloze.finetune(name, ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [("adapter", "lor", "lora"), ("pooling", "men", "mean"), ("frozen", "lst", "last"), ("augment", "edit", "edits")],
+)
+def test_values_get_the_nearest_value(name: str, value: str, meant: str) -> None:
+    given: dict[str, Any] = {name: value}
+    with pytest.raises(ConfigError, match=rf"^{name} is '{value}'; did you mean '{meant}'\?$"):
         cloze.finetune("classify", ROWS, **given)

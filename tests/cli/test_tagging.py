@@ -1,4 +1,4 @@
-"""``cloze tag``, and the commands that lead to it."""
+"""``cloze tag``, and the commands that produce its model."""
 
 import csv
 import json
@@ -35,7 +35,7 @@ def test_scores(run: Cloze, tuned: Path, tmp_path: Path) -> None:
     scores = ["metric", "f1", "precision", "recall", "accuracy", "2 rows; below 30 rows, the intervals are rough"]
     assert [line.split("\t")[0] for line in result.out.splitlines()][:6] == scores
     assert "label\tprecision\trecall\tf1\tsupport" in result.out.splitlines()
-    assert result.err == f"cloze: note: {rows} has no -DOCSTART- lines: all of it is taken as one document\n"
+    assert result.err == f"cloze: note: {rows} has no -DOCSTART- lines: all of it is treated as one document\n"
     lines = (tmp_path / "scores" / "predictions.txt").read_text(encoding="utf-8").splitlines()
     assert [line.split()[:2] for line in lines[:2]] == [["Mr.", "O"], ["Darcy", "B-PER"]]
     told = (tmp_path / "scores" / "predictions.tsv").read_text(encoding="utf-8").splitlines()
@@ -121,7 +121,7 @@ def test_columns_are_given_by_their_numbers(run: Cloze, tuned: Path, tmp_path: P
     lines = output.read_text(encoding="utf-8").splitlines()
     assert [line.split()[:4] for line in lines[:2]] == [["Mr.", "1", "O", "NN"], ["Darcy", "2", "I-PER", "NNP"]]
     result = run("tag", "--input", rows, "--text", "form", "--model", tuned)
-    assert result.complaint.startswith(f"text is 'form', but {rows} is read as a word a line, whose columns have no")
+    assert result.complaint.startswith(f"text is 'form', but {rows} has one word per line and columns without")
 
 
 def test_plain_tags_are_shown_word_by_word(run: Cloze, way: Way, tmp_path: Path) -> None:

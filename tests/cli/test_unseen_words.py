@@ -1,4 +1,4 @@
-"""Words that a model does not know, through the command line: tokens, coverage, extend, and what follows from them."""
+"""Out-of-vocabulary words on the command line: tokens, coverage, extend, and their effects."""
 
 import json
 from pathlib import Path
@@ -86,8 +86,8 @@ def test_coverage_as_a_table(run: Cloze, way: Way, text: Path) -> None:
     ]
     assert lines[7] == "5\tunknown\t16\t33.33%"
     assert lines[8].startswith("48 words, ")
-    assert lines[8].endswith("pieces a word, 33.333% with an [UNK]")
-    assert lines[9] == "given up most often: ☃ (8), ﬁve (8)"
+    assert lines[8].endswith("pieces per word, 33.333% with an [UNK]")
+    assert lines[9] == "most frequent [UNK]: ☃ (8), ﬁve (8)"
     table = lines.index("word\tcount\tpieces\tsaves")
     assert [line.split("\t")[1] for line in lines[table + 1 : table + 3]] == ["8", "8"]
     assert lines[-1].startswith("adding the best ")
@@ -103,7 +103,7 @@ def test_tokens_tell_the_rungs(run: Cloze, way: Way, entities: Path, tmp_path: P
     )
     assert done.out.splitlines() == [
         f"{tmp_path / 'more'}: 501 pieces, 1 entities",
-        "1 words added: 0 in unused entries, 1 behind the last",
+        "1 words added: 0 in unused entries, 1 in new entries",
     ]
     given = "Quixotic sherlock holmes ☃ and ﬁt"
     told = json.loads(run("tokens", given, "--model", tmp_path / "more", "--json").out)
@@ -123,7 +123,7 @@ def test_tokens_tell_the_rungs(run: Cloze, way: Way, entities: Path, tmp_path: P
     assert lines[1] == "[CLS]\t2\t0\t\t"
     assert lines[2] == "quixotic\t500\t0\t0-8\t3 added"
     assert [line.split("\t")[3:] for line in lines[3:5]] == [["9-24", "4 entity (person)"], ["9-24", ""]]
-    assert lines[-1] == "1 given up as [UNK]"
+    assert lines[-1] == "[UNK] tokens: 1"
 
 
 def test_known_words_are_told(run: Cloze, way: Way, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_similar_characters(run: Cloze, way: Way, tmp_path: Path) -> None:
 
 
 def test_prepared_text_knows_its_ladder(run: Cloze, way: Way, text: Path, entities: Path, tmp_path: Path) -> None:
-    """What was prepared without a ladder is neither taken for, nor trained into, what was prepared with one."""
+    """Text prepared without out-of-vocabulary rungs is not reused, or trained on, by a model with them."""
     more, data = tmp_path / "more", tmp_path / "data"
     assert run("extend", "--model", way.pretrained, "--entities", entities, "--out", more).code == 0
     small = ("--preset", "tiny", "--steps", 1, "--batch", 2, "--length", 16)
@@ -152,7 +152,7 @@ def test_prepared_text_knows_its_ladder(run: Cloze, way: Way, text: Path, entiti
     assert "the text was prepared with another vocabulary; prepare it with --vocab" in result.complaint
     assert run("prepare", text, "--vocab", way.pretrained / "model", "--out", data, "--held-out", 0).code == 0
     again = run("prepare", text, "--vocab", more, "--out", data, "--held-out", 0)
-    assert (again.code, "was prepared otherwise (vocabulary differ)" in again.complaint) == (2, True)
+    assert (again.code, "was prepared with other settings (vocabulary differ)" in again.complaint) == (2, True)
     assert run("prepare", text, "--vocab", more, "--out", tmp_path / "other", "--held-out", 0).code == 0
     assert Tokenizer.from_folder(tmp_path / "other").settings.ladder == load_folder(more).tokenizer.settings.ladder
 

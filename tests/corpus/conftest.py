@@ -30,5 +30,5 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prepared(text: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two hundred documents, a fifth of them held out; not to be written to."""
+    """Two hundred documents, a fifth of them held out; read-only."""
     return prepare([text], vocabulary, tmp_path_factory.mktemp("data") / "data", settings=PrepareSettings(0.2))

@@ -1,4 +1,4 @@
-"""Corpora of numbers, made in no time, for what is about ranges, words and shares and not about any text."""
+"""Synthetic corpora of token ids, for tests of spans, words and shares that need no real text."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ FIRST_WORD, FIRST_ENDING = len(SPECIAL), len(SPECIAL) + WORDS
 
 
 def make_corpus(document_sizes: list[int], sentence_size: tuple[int, int], seed: int = 0) -> Corpus:
-    """Each token is its own place in the corpus, so that a segment tells where it is from."""
+    """Return a corpus in which each token id is its own position, so that a segment shows its origin."""
     generator = np.random.default_rng(seed)
     lengths = generator.integers(sentence_size[0], sentence_size[1] + 1, sum(document_sizes))
     sentences = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -21,13 +21,13 @@ def make_corpus(document_sizes: list[int], sentence_size: tuple[int, int], seed:
 
 
 def made_tokenizer() -> Tokenizer:
-    """A vocabulary of words and endings, with entries that wait for words."""
+    """Return a tokenizer with words, word endings and unused entries."""
     pieces = SPECIAL + [f"w{number}" for number in range(WORDS)] + [f"##e{number}" for number in range(ENDINGS)]
     return Tokenizer.from_vocabulary(pieces, lowercase=True)
 
 
 def make_word_corpus(documents: int, *, ends: float = 0.25, seed: int = 0) -> Corpus:
-    """Documents of some 500 tokens, of which a share are endings: words of one piece, two and more."""
+    """Return documents of about 500 tokens with a share of endings: words of one, two and more pieces."""
     generator = np.random.default_rng(seed)
     sizes = generator.integers(5, 45, documents * 20)
     sentences = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What the original does, written down plainly from its published description, token by token."""
+"""A plain reimplementation of the original BERT pair sampling, from its published description."""
 
 import random
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ Sentence = list[int]
 
 @dataclass(frozen=True)
 class Instance:
-    """One pair, as tokens."""
+    """One pair of token lists."""
 
     first: list[int]
     second: list[int]
@@ -16,7 +16,7 @@ class Instance:
 
 
 def create_instances(documents: list[list[Sentence]], index: int, length: int, draw: random.Random) -> list[Instance]:
-    """The pairs of one document, none of them short on purpose (``short_seq_prob`` 0)."""
+    """Return the pairs of one document, none of them deliberately short (``short_seq_prob`` 0)."""
     document, room = documents[index], length - 3
     instances: list[Instance] = []
     chunk: list[Sentence] = []
@@ -29,7 +29,7 @@ def create_instances(documents: list[list[Sentence]], index: int, length: int, d
             is_random = len(chunk) == 1 or draw.random() < 0.5
             if is_random:
                 second = _random_segment(documents, index, room - len(first), draw)
-                position -= len(chunk) - split  # the unused sentences are put back
+                position -= len(chunk) - split  # unused sentences are put back
             else:
                 second = [token for sentence in chunk[split:] for token in sentence]
             truncate(first, second, room, draw)
@@ -52,7 +52,7 @@ def _random_segment(documents: list[list[Sentence]], index: int, wanted: int, dr
 
 
 def truncate(first: list[int], second: list[int], room: int, draw: random.Random) -> None:
-    """Take tokens from the longer one, in front or behind by chance, until both fit."""
+    """Remove tokens from the longer segment, at a random end, until both fit."""
     while len(first) + len(second) > room:
         longer = first if len(first) > len(second) else second
         del longer[0 if draw.random() < 0.5 else -1]

@@ -56,13 +56,13 @@ def test_a_million_tokens_are_as_asked_for(corpus: Corpus, masking: Masking) -> 
     assert found.tokens >= 1_000_000
     assert wrong(found) == set()
     checks = named(found)
-    assert checks["chosen"].measured == pytest.approx(0.15, rel=0.02)  # whole words find room
+    assert checks["chosen"].measured == pytest.approx(0.15, rel=0.02)  # whole words fit into the budget
     assert checks["chosen"].expected is not None
     assert checks["chosen"].measured <= checks["chosen"].expected
     assert checks["replaced"].low is not None
     assert checks["replaced"].low < 0.101
     assert ("words split" in checks) == (masking != "token")
-    assert ("words of a run as drawn" in checks) == (masking in ("ngram", "span", "correction"))
+    assert ("words per run as drawn" in checks) == (masking in ("ngram", "span", "correction"))
 
 
 def test_lengths_are_those_of_the_batches(corpus: Corpus) -> None:
@@ -78,7 +78,7 @@ def test_lengths_are_those_of_the_batches(corpus: Corpus) -> None:
 def test_other_objectives_are_as_asked_for(corpus: Corpus, objective: Objective) -> None:
     found = audit(make_batches(corpus, objective, "word"), 300_000)
     assert found.ok
-    assert ("pairs swapped where chance decides" in named(found)) == (objective == "sop")
+    assert ("swapped pairs among unforced pairs" in named(found)) == (objective == "sop")
 
 
 def test_static_examples_are_counted_once(corpus: Corpus) -> None:
@@ -95,7 +95,7 @@ def test_bounds_are_those_of_wilson() -> None:
 
 
 def choose_beside(batch: PretrainingBatch) -> PretrainingBatch:
-    """Choose the token behind another one too, whatever that is."""
+    """Also select the token after a selected one."""
     taken = {*batch.positions.tolist()}
     place = next(one for one in batch.positions.tolist() if one + 1 not in taken)
     index = batch.positions.tolist().index(place) + 1
@@ -123,7 +123,7 @@ def choose_nothing(batch: PretrainingBatch) -> PretrainingBatch:
 
 def write_special(batch: PretrainingBatch) -> PretrainingBatch:
     ids = batch.ids.copy().reshape(-1)
-    ids[batch.positions[batch.fates == 1]] = FIRST_WORD - 1  # an entry that waits for a word
+    ids[batch.positions[batch.fates == 1]] = FIRST_WORD - 1  # an unused entry of the vocabulary
     return replace(batch, ids=ids.reshape(batch.ids.shape))
 
 
@@ -138,7 +138,7 @@ def choose_start(batch: PretrainingBatch) -> PretrainingBatch:
 
 
 def leave_some_replaced(batch: PretrainingBatch) -> PretrainingBatch:
-    """Leave every tenth token as it was, of those that are said to be replaced."""
+    """Leave every tenth token unchanged among those marked as replaced."""
     some = np.flatnonzero(batch.fates == 1)[::10]
     ids = batch.ids.copy().reshape(-1)
     ids[batch.positions[some]] = batch.targets[some]
@@ -146,7 +146,7 @@ def leave_some_replaced(batch: PretrainingBatch) -> PretrainingBatch:
 
 
 def leave_one_similar(batch: PretrainingBatch) -> PretrainingBatch:
-    """Leave the first word as it was, of those that are said to have become similar ones."""
+    """Leave the first word unchanged among those marked as replaced by a similar one."""
     (place,) = np.flatnonzero(batch.fates == 0)[:1]
     ids = batch.ids.copy().reshape(-1)
     ids[batch.positions[place]] = batch.targets[place]
@@ -154,7 +154,7 @@ def leave_one_similar(batch: PretrainingBatch) -> PretrainingBatch:
 
 
 def write_unlike(batch: PretrainingBatch) -> PretrainingBatch:
-    """Write another word in the place of a similar one."""
+    """Write an unrelated word in place of a similar one."""
     (place,) = np.flatnonzero(batch.fates == 0)[:1]
     ids = batch.ids.copy().reshape(-1)
     ids[batch.positions[place]] = batch.targets[place] + 2
@@ -162,7 +162,7 @@ def write_unlike(batch: PretrainingBatch) -> PretrainingBatch:
 
 
 def deny_similar(batch: PretrainingBatch) -> PretrainingBatch:
-    """Say that a word has no similar one, though it has."""
+    """Mark a word as having no similar one, although it has."""
     (place,) = np.flatnonzero(batch.fates == 0)[:1]
     fates = batch.fates.copy()
     fates[place] = 3
@@ -175,21 +175,21 @@ def ask_for_another(batch: PretrainingBatch) -> PretrainingBatch:
     return replace(batch, targets=targets)
 
 
-NOT_SIMILAR = "words that are not the similar ones that are known"
+NOT_SIMILAR = "words not replaced by a known similar word"
 DAMAGES: list[tuple[str, Masking, Callable[[PretrainingBatch], PretrainingBatch]]] = [
     ("sequences over their budget", "token", choose_beside),
     ("words split", "word", choose_beside),
     ("sequences with room for another word", "word", choose_nothing),
     ("chosen", "token", choose_nothing),
     ("special tokens chosen", "token", choose_start),
-    ("targets that are not what stood there", "token", ask_for_another),
-    ("random words that are no ordinary ones", "token", write_special),
-    ("random words that are what stood there", "token", leave_some_replaced),
-    ("random words that are what stood there", "correction", leave_some_replaced),
+    ("targets that differ from the text", "token", ask_for_another),
+    ("random words outside the ordinary ones", "token", write_special),
+    ("random words equal to the original", "token", leave_some_replaced),
+    ("random words equal to the original", "correction", leave_some_replaced),
     (NOT_SIMILAR, "correction", leave_one_similar),
     (NOT_SIMILAR, "correction", write_unlike),
     (NOT_SIMILAR, "correction", deny_similar),
-    ("tokens that are not what their fate says", "token", change_unchosen),
+    ("tokens that contradict their fate", "token", change_unchosen),
     (
         "hidden",
         "token",
@@ -201,9 +201,9 @@ DAMAGES: list[tuple[str, Masking, Callable[[PretrainingBatch], PretrainingBatch]
         lambda batch: replace(batch, fates=np.where(batch.fates == 2, 1, batch.fates).astype(np.uint8)),
     ),
     ("runs drawn of 2 words", "ngram", lambda batch: replace(batch, units=np.minimum(batch.units, [10**9, 1]))),
-    ("words of a run as drawn", "span", lambda batch: replace(batch, units=np.minimum(batch.units, [10**9, 7]))),
-    ("pairs whose label is not so", "token", lambda batch: replace(batch, labels=1 - batch.labels)),
-    ("pairs random where chance decides", "token", lambda batch: replace(batch, labels=np.zeros_like(batch.labels))),
+    ("words per run as drawn", "span", lambda batch: replace(batch, units=np.minimum(batch.units, [10**9, 7]))),
+    ("pairs with a wrong label", "token", lambda batch: replace(batch, labels=1 - batch.labels)),
+    ("random pairs among unforced pairs", "token", lambda batch: replace(batch, labels=np.zeros_like(batch.labels))),
 ]
 
 
@@ -226,9 +226,9 @@ def test_what_is_wrong_is_found(
 
 @pytest.mark.parametrize("masking", ["token", "correction"])
 def test_random_words_are_what_stood_there_as_often_as_chance_has_it(corpus: Corpus, masking: Masking) -> None:
-    stayed = named(audit(make_batches(corpus, masking=masking), 1_000_000))["random words that are what stood there"]
+    stayed = named(audit(make_batches(corpus, masking=masking), 1_000_000))["random words equal to the original"]
     assert stayed.expected is not None
-    # Of some 900 words, or 600 words and 300 endings: more than none in as many as these.
+    # About one in 900 words, or in 600 words and 300 endings: the count must be positive in a sample of this size.
     assert 10 < stayed.expected < 1_000
     assert abs(stayed.measured - stayed.expected) < 4 * sqrt(stayed.expected)
 
@@ -239,7 +239,7 @@ def test_what_is_rarer_than_chance_is_no_rarer_than_that() -> None:
             if not is_plausible(count, expected, 1e-5):
                 assert poisson.sf(count - 1, expected) < 1e-5
                 break
-        # The bound is not so wide that what is wrong goes through.
+        # The bound is narrow enough to detect errors.
         assert poisson.sf(count - 1, expected) > 1e-9
     assert is_plausible(1, 0.001, 1e-5)  # once in a thousand times
     assert is_plausible(0, 0.0, 1e-5)
@@ -255,7 +255,7 @@ def test_one_character_of_a_word_may_be_mistaken() -> None:
 
 
 def test_long_words_that_cannot_fill_the_budget_are_no_fault() -> None:
-    # Nearly everything is one word a sentence.
+    # Nearly every sentence is a single word.
     found = audit(make_batches(make_word_corpus(100, ends=0.97), "none", "word"), 100_000)
     chosen = named(found)["chosen"]
     assert chosen.expected is not None
@@ -266,4 +266,4 @@ def test_long_words_that_cannot_fill_the_budget_are_no_fault() -> None:
 def test_number_of_tokens_that_makes_no_sense_is_refused(corpus: Corpus) -> None:
     with pytest.raises(ConfigError, match="tokens is 0; at least 1 was expected"):
         audit(make_batches(corpus), 0)
-    assert named(audit(make_batches(corpus), 1))["tokens made a second"].measured < inf
+    assert named(audit(make_batches(corpus), 1))["tokens built per second"].measured < inf

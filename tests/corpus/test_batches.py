@@ -54,7 +54,7 @@ def same(one: PretrainingBatch, other: PretrainingBatch) -> bool:
 
 
 def originals(batch: PretrainingBatch) -> Ids:
-    """The ids before anything was hidden."""
+    """Return the ids before masking."""
     ids = batch.ids.copy().reshape(-1)
     ids[batch.positions] = batch.targets
     return ids.reshape(batch.ids.shape)
@@ -91,7 +91,7 @@ def test_sequences_are_the_planned_segments() -> None:
             assert batch.lengths[row] == len(expected)
             assert batch.labels[row] == plan.labels[example]
         assert batch.token_count == batch.lengths.sum()
-        assert batch.ids.shape[1] == batch.lengths.max()  # no padding that nobody needs
+        assert batch.ids.shape[1] == batch.lengths.max()  # no unnecessary padding
 
 
 def test_full_sentences_are_one_segment_without_labels() -> None:
@@ -100,7 +100,7 @@ def test_full_sentences_are_one_segment_without_labels() -> None:
     assert batch.labels.shape == (0,)
     separators = (originals(batch) == TOKENIZER.sep_id).sum(1)
     assert separators.min() == 1
-    assert separators.max() > 1  # where a document ends
+    assert separators.max() > 1  # at the end of a document
     assert (originals(batch)[np.arange(64), batch.lengths - 1] == TOKENIZER.sep_id).all()
 
 
@@ -148,7 +148,7 @@ def test_parts_that_cannot_be_are_refused() -> None:
 
 @pytest.mark.parametrize("masking", get_args(Masking))
 def test_row_is_the_same_in_a_longer_batch(masking: Masking) -> None:
-    # The rows of a step are no other for being more.
+    # The rows of a step do not depend on the batch size.
     small, large = (make_batches(masking=masking, batch=batch).at(0) for batch in (4, 16))
     width = small.ids.shape[1]
     assert (large.ids[:4, :width] == small.ids).all()
@@ -163,7 +163,7 @@ def test_pairs_and_masks_are_new_in_every_epoch() -> None:
 
 
 def rows_of(batches: PretrainingBatches, epoch: int) -> set[tuple[int, ...]]:
-    """Everything that an epoch shows, without padding."""
+    """Return all rows of an epoch without padding."""
     start = sum(batches.steps_in(number) for number in range(epoch))
     made = [batches.at(start + step) for step in range(batches.steps_in(epoch))]
     return {
@@ -179,20 +179,20 @@ def test_static_variants_take_turns(objective: Objective, masking: Masking) -> N
     assert epochs[0] == epochs[2]
     assert epochs[1] == epochs[3]
     assert len(epochs[0] & epochs[1]) < 0.05 * len(epochs[0])
-    # Their order is new all the same.
+    # The order differs all the same.
     first, third = batches.at(0), batches.at(batches.steps_in(0) + batches.steps_in(1))
     assert not same(first, third)
 
 
-def test_variants_of_the_same_sequences_have_other_masks() -> None:
+def test_variants_of_the_same_sequences_have_different_masks() -> None:
     batches = make_batches("none", corpus=one_document(), static=2, batch=1)
     plans = [batches.examples_at(epoch * batches.steps_in(0)).plan for epoch in range(2)]
     assert (plans[0].chunks == plans[1].chunks).all()
     assert not rows_of(batches, 0) & rows_of(batches, 1)
 
 
-# The first 16 digits of the SHA-256 of the first three steps. Made by the test below; to make them anew, print what it
-# compares. They change when NumPy's random numbers do, and with them what every run would see.
+# The first 16 digits of the SHA-256 of the first three steps, recorded by the test below; to record them again, print
+# the compared values. They change with NumPy's random number generator, and so would the batches of every run.
 GOLDEN: dict[tuple[Objective, Masking], str] = {
     ("nsp", "token"): "cd3840187737418a",
     ("nsp", "word"): "6ab14336512cefcb",
@@ -229,7 +229,7 @@ def test_one_document_is_enough_without_random_pairs() -> None:
 
 
 @pytest.mark.parametrize("objective", get_args(Objective))
-def test_too_little_text_is_told_with_advice(objective: Objective) -> None:
+def test_too_little_text_is_reported_with_advice(objective: Objective) -> None:
     with pytest.raises(DataError, match=r"sequences of 48 tokens, fewer than one batch of 9999; use more text, a smal"):
         make_batches(objective, batch=9999).at(0)
     if objective != "nsp":

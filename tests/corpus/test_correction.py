@@ -1,4 +1,4 @@
-"""Mistakes of characters within Chinese words, for masking as correction."""
+"""Wrong characters within Chinese words, for masking by correction."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def mistaken(words: list[str], tables: WordTables, draws: np.ndarray) -> tuple[l
     return [TOKENIZER.pieces[one] for one in seen], missing.tolist()
 
 
-def test_one_character_of_a_word_becomes_one_that_is_mistaken_for_it(tmp_path: Path) -> None:
+def test_one_character_of_a_word_is_replaced_by_a_confusable_one(tmp_path: Path) -> None:
     tables = read_tables(tmp_path, "友\t有 又 右\n气\t汽\nin\ton\n")
     found = {
         "".join(mistaken(["朋友"], tables, np.asarray([0.3, draw]))[0])
@@ -36,13 +36,13 @@ def test_one_character_of_a_word_becomes_one_that_is_mistaken_for_it(tmp_path: P
     assert found == {"朋有", "朋又", "朋右"}  # its first character is in no list
 
 
-def test_any_of_the_characters_may_be_the_one(tmp_path: Path) -> None:
+def test_any_character_may_be_replaced(tmp_path: Path) -> None:
     tables = read_tables(tmp_path, "友\t有\n朋\t天\n")
     seen = [mistaken(["朋友"], tables, np.asarray([draw, 0.0])) for draw in (0.2, 0.7)]
     assert seen == [(["天", "友"], [False, False]), (["朋", "有"], [False, False])]
 
 
-def test_a_word_of_the_list_comes_before_its_characters_and_a_random_one_after_them(tmp_path: Path) -> None:
+def test_listed_words_precede_characters_and_random_words_follow(tmp_path: Path) -> None:
     tables = read_tables(tmp_path, "天气\t天汽\n天\t又\n")
     seen, missing = mistaken(["天气", "朋友"], tables, np.zeros(4))
     assert (seen, missing) == (["天", "汽", "a", "a"], [False, False, True, True])

@@ -35,14 +35,14 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def documents_of_file(path: Path, size: int, start: int = 0, first: int = 1) -> dict[int, list[str]]:
-    """Paragraphs by the number of the line where their document starts."""
+    """Return the paragraphs by the line number at which their document starts."""
     with closing(TextStream(path)) as stream:
         found = list(read_text(stream, FileRange(start, size, first)))
     return {number: [one.text for one in group] for number, group in groupby(found, lambda one: one.document)}
 
 
 def documents(path: Path, data: bytes, start: int = 0) -> dict[int, list[str]]:
-    """Write a file and read it."""
+    """Write a file and read its documents."""
     path.write_bytes(COMPRESSORS[path.suffix if path.suffix in COMPRESSORS else ""](data))
     return documents_of_file(path, len(data), start, 1 + data[:start].count(b"\n"))
 
@@ -70,7 +70,7 @@ def test_a_stream_goes_forward_and_back(tmp_path: Path, ending: str) -> None:
             stream.go_to(12 * number)
             assert stream.readline(100) == b"line %06d\n" % number
         with pytest.raises(
-            DataError, match=r"text\.txt.*: ends at byte [34],[06]00,000, but had 4,000,00[01] when the work began"
+            DataError, match=r"text\.txt.*: ends at byte [34],[06]00,000, but had 4,000,00[01] when the work started"
         ):
             list(read_text(stream, FileRange(4_000_000, 4_000_001, 1)))
 
@@ -113,7 +113,7 @@ def test_cut_or_foreign_archive_is_refused(tmp_path: Path, ending: str) -> None:
     whole = COMPRESSORS[ending](text)
     path = tmp_path / f"text{ending}"
     damages = [whole[: len(whole) // 2], b"plain text"]
-    if ending != ".zst":  # whose checksum is optional
+    if ending != ".zst":  # its checksum is optional
         damages.append(whole[:100] + bytes(60) + whole[160:])
     for damaged in damages:
         path.write_bytes(damaged)
@@ -123,7 +123,7 @@ def test_cut_or_foreign_archive_is_refused(tmp_path: Path, ending: str) -> None:
             documents_of_file(path, len(text))
 
 
-# Lines without an end.
+# Lines without an end
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Vocabularies and corpora of documents in memory equal those of files."""
+"""Vocabularies and corpora from in-memory documents equal those from files."""
 
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def test_vocabulary_and_corpus_equal_those_of_a_file(form: str, of_file: Path, t
         if shard.suffix != ".json":
             assert (data / shard).read_bytes() == (of_file / "data" / shard).read_bytes()
     assert cloze.prepare(FORMS[form](), vocabulary, tmp_path / "data") == data
-    with pytest.raises(DataError, match="was prepared otherwise"):
+    with pytest.raises(DataError, match="was prepared with other settings"):
         cloze.prepare((text for text in TEXTS[1:]), vocabulary, tmp_path / "data")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "vocabulary"]
 
@@ -67,10 +67,10 @@ def test_vocabulary_and_corpus_equal_those_of_a_file(form: str, of_file: Path, t
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (iter(["a", None]), "document 2: None is no text; expected a text or a list of paragraphs"),
-        (iter(["a", float("nan")]), "document 2: nan is no text"),
-        (iter([["a", 3]]), "document 1: 3 is no text"),
-        (iter(["\ud800"]), r"document 1: it has half of a character (\ud800); write both halves"),
+        (iter(["a", None]), "document 2: None is not text; expected text or a list of paragraphs"),
+        (iter(["a", float("nan")]), "document 2: nan is not text"),
+        (iter([["a", 3]]), "document 1: 3 is not text"),
+        (iter(["\ud800"]), r"document 1: has half a surrogate pair (\ud800); use whole characters"),
         (pd.DataFrame({"txt": ["a"]}), "the documents have no column 'text'; did you mean 'txt'?"),
         ({"body": ["a"]}, "the documents have no column 'text'; choose one of: body"),
         (3, "texts is 3 (int); expected files, or documents in memory"),

@@ -18,7 +18,7 @@ FILLER = FIRST_WORD + 100
 
 
 def sequence(*ids: int, width: int = 0) -> Sequences:
-    """One sequence between special tokens, filled up with other words."""
+    """Return one sequence between special tokens, filled with other words."""
     filled = [*ids, *[FILLER] * (width - len(ids))]
     row = np.array([[TOKENIZER.cls_id, *filled, TOKENIZER.sep_id]])
     free = np.ones_like(row, bool)
@@ -27,7 +27,7 @@ def sequence(*ids: int, width: int = 0) -> Sequences:
 
 
 def found(entities: tuple[tuple[int, ...], ...], sequences: Sequences, budget: int = 9) -> list[tuple[int, int]]:
-    """Where the entities of the sequence start and end, without [CLS]."""
+    """Return the start and end of the entities in a sequence, not counting [CLS]."""
     starts, heads = EntityFinder(entities).join(sequences, np.array([budget]))
     edges = np.append(np.flatnonzero(starts[0]), starts.shape[1])
     return [(int(place) - 1, int(edges[edges > place][0]) - 1) for place in np.flatnonzero(heads[0])]
@@ -44,7 +44,7 @@ def test_longest_entity_is_found_at_word_starts() -> None:
 def test_entity_does_not_end_inside_a_word() -> None:
     assert found(((A, B),), sequence(A, B, END)) == []
     assert found(((A, B, END),), sequence(A, B, END)) == [(0, 3)]
-    assert found(((A, B),), sequence(A, B)) == [(0, 2)]  # what follows is special
+    assert found(((A, B),), sequence(A, B)) == [(0, 2)]  # a special token follows
 
 
 def test_entity_larger_than_the_budget_stays_words() -> None:
@@ -59,7 +59,7 @@ def test_entities_are_chosen_first_and_as_a_whole() -> None:
     for seed in range(50):
         chosen = masking(sequences, np.random.default_rng(seed).random((1, STREAMS, 62))).positions
         assert {2, 3, 4, 7} <= set(chosen.tolist())
-        assert len(chosen) == budget  # words fill the rest
+        assert len(chosen) == budget  # other words use the rest of the budget
 
 
 def test_entities_share_a_budget_too_small_for_all() -> None:
@@ -93,7 +93,7 @@ def test_entities_are_read_as_ids(reader: Tokenizer, tmp_path: Path) -> None:
 def test_entities_that_nobody_can_read_are_told(reader: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "entities.txt"
     path.write_text("Atlantis\nThule\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"entities\.txt: the vocabulary can read none of its 2 entities; give others"):
+    with pytest.raises(DataError, match=r"entities\.txt: the vocabulary can encode none of its 2 entities; use other"):
         read_entity_table(path, reader)
     path.write_text("\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"entities\.txt: no word in it"):

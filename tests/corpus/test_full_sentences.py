@@ -24,7 +24,7 @@ def tokens_of(plan: EpochPlan) -> Ids:
 
 
 @pytest.mark.parametrize("sentence_size", [(1, 40), (1, 200), (62, 62), (63, 63), (500, 900)])
-def test_every_token_is_used_once_and_none_is_lost(sentence_size: tuple[int, int]) -> None:
+def test_every_token_is_used_exactly_once(sentence_size: tuple[int, int]) -> None:
     corpus = make_corpus([1, 7, 30, 2, 1, 60], sentence_size)
     plan = make_plan(corpus)
     assert sorted(tokens_of(plan).tolist()) == list(range(corpus.sentences[-1]))
@@ -41,7 +41,7 @@ def test_chunks_are_whole_sentences_of_one_document(corpus: Corpus) -> None:
     documents = [np.searchsorted(begins, plan.chunks[:, 0], side="right")]
     documents.append(np.searchsorted(begins, plan.chunks[:, 1] - 1, side="right"))
     assert (documents[0] == documents[1]).all()
-    # Two chunks of a sequence are of two documents.
+    # Two chunks of a sequence come from two documents.
     inner = np.setdiff1d(np.arange(1, len(plan.chunks)), plan.rows)
     assert len(inner) > 100
     assert (documents[0][inner] != documents[0][inner - 1]).all()
@@ -49,11 +49,11 @@ def test_chunks_are_whole_sentences_of_one_document(corpus: Corpus) -> None:
 
 def test_sequences_are_as_full_as_whole_sentences_make_them(corpus: Corpus) -> None:
     plan = make_plan(corpus)
-    following = plan.chunks[plan.rows[1:-1]][:, 0]  # what the next sequence starts with
+    following = plan.chunks[plan.rows[1:-1]][:, 0]  # the start of the next sequence
     sentence = np.searchsorted(corpus.sentences, following)
     needed = corpus.sentences[sentence + 1] - corpus.sentences[sentence]
     last = plan.chunks[plan.rows[1:-1] - 1]
-    goes_on = last[:, 1] == following  # the same document, or the next one behind another [SEP]
+    goes_on = last[:, 1] == following  # the same document, or the next one after another [SEP]
     assert (plan.lengths[:-1] + needed + ~goes_on > 64).all()
     assert plan.lengths.max() == 64
 
@@ -64,7 +64,7 @@ def test_long_sentence_is_cut_into_full_sequences() -> None:
     assert plan.lengths.tolist() == [64, 64, 64, 16]
 
 
-def test_all_is_one_segment_and_nothing_is_asked(corpus: Corpus) -> None:
+def test_there_is_one_segment_and_no_label(corpus: Corpus) -> None:
     plan = make_plan(corpus)
     assert not plan.chunks[:, 2].any()
     assert len(plan.labels) == len(plan.tossed) == 0
@@ -82,5 +82,5 @@ def test_one_document_is_enough() -> None:
     assert (np.diff(plan.rows) == 1).all()
 
 
-def test_nothing_gives_nothing() -> None:
+def test_empty_corpus_gives_no_examples() -> None:
     assert make_plan(make_corpus([], (1, 2))).count == 0

@@ -70,7 +70,7 @@ def test_file_without_words_is_refused(text: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.txt does not exist"):
         train_vocabulary([text], tmp_path / "out", words=tmp_path / "none.txt", settings=SETTINGS)
     (tmp_path / "empty.txt").write_text("\n \n\t\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"empty\.txt: no word in it; expected a word a line"):
+    with pytest.raises(DataError, match=r"empty\.txt: no word in it; expected a word per line"):
         train_vocabulary([text], tmp_path / "out", words=tmp_path / "empty.txt", settings=SETTINGS)
     assert not (tmp_path / "out").exists()
 
@@ -88,7 +88,7 @@ def test_published_layout(text: Path, tmp_path: Path) -> None:
 
 def test_layout_is_looked_at_before_the_text(tmp_path: Path) -> None:
     settings = VocabularySettings(layout="published", unused=98)
-    with pytest.raises(ConfigError, match="unused is 98; the published layout has 99 unused entries or more; ask for"):
+    with pytest.raises(ConfigError, match="unused is 98; the published layout has 99 unused entries or more; request"):
         train_vocabulary([tmp_path / "none.txt"], tmp_path / "out", settings=settings)
 
 
@@ -153,7 +153,7 @@ def test_only_a_vocabulary_is_replaced(text: Path, tmp_path: Path) -> None:
     folder = train_vocabulary([text], tmp_path / "out", settings=SETTINGS)
     train_vocabulary([text], folder, settings=VocabularySettings(size=120))
     assert Tokenizer.from_folder(folder).size <= 120
-    # A model has a vocabulary too, and is worth more.
+    # A folder with a model must not be overwritten by a vocabulary.
     (folder / "model.safetensors").write_bytes(b"weights")
     for place in (folder, text):
         with pytest.raises(DataError, match="exists and is not a vocabulary's folder; choose another --out"):
@@ -186,10 +186,10 @@ def test_vowel_signs_that_an_uncased_vocabulary_drops_are_told(tmp_path: Path, l
     listener = Listener()
     train_vocabulary([path], tmp_path / "uncased", settings=SETTINGS, progress=listener)
     (note,) = (said for said in listener.messages if "vowel signs" in said)
-    assert note.startswith(f"{script}: an uncased vocabulary drops vowel signs as if they were accents")
+    assert note.startswith(f"{script}: an uncased vocabulary strips vowel signs together with accents")
     listener.messages.clear()
     train_vocabulary([path], tmp_path / "cased", settings=replace(SETTINGS, cased=True), progress=listener)
-    path.write_text("caf\u0065\u0301 na\u0069\u0308f\n" * 30, encoding="utf-8")  # accents, decomposed
+    path.write_text("caf\u0065\u0301 na\u0069\u0308f\n" * 30, encoding="utf-8")  # decomposed accents
     train_vocabulary([path], tmp_path / "latin", settings=SETTINGS, progress=listener)
     assert not any("vowel signs" in said for said in listener.messages)
 
@@ -264,12 +264,12 @@ def test_workers_keep_accents_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_share_of_the_words_that_lose_marks_is_told(tmp_path: Path) -> None:
     path, listener = tmp_path / "text.txt", Listener()
-    path.write_text("कु the ship sails\n" * 40, encoding="utf-8")  # one word of four
+    path.write_text("कु the ship sails\n" * 40, encoding="utf-8")  # one word in four
     train_vocabulary([path], tmp_path / "out", settings=SETTINGS, progress=listener)
     (note,) = (said for said in listener.messages if "vowel signs" in said)
     assert note == (
-        "Devanagari: an uncased vocabulary drops vowel signs as if they were accents, in 25% of the words, so that "
-        "different words become the same; use --keep-accents to lowercase and keep them, or --cased"
+        "Devanagari: an uncased vocabulary strips vowel signs together with accents, in 25% of the words, so that "
+        "different words become the same; use --keep-accents to lowercase but keep them, or --cased"
     )
     for settings in (VocabularySettings(size=200, keep_accents=True), VocabularySettings(size=200, cased=True)):
         listener = Listener()
@@ -280,8 +280,8 @@ def test_share_of_the_words_that_lose_marks_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "scripts"),
     [
-        ("がく", ["HIRAGANA"]),  # composed, as it is usually written: the voicing mark comes off
-        ("हिन्दु", ["DEVANAGARI", "DEVANAGARI"]),  # the first sign is a spacing mark, which stays
+        ("がく", ["HIRAGANA"]),  # composed, as usual: lower-casing removes the voicing mark
+        ("हिन्दु", ["DEVANAGARI", "DEVANAGARI"]),  # the first vowel sign is a spacing mark, which is kept
         ("ที่", ["THAI", "THAI"]),
         ("Élève", []),
         ("йё", []),

@@ -10,13 +10,13 @@ from cloze.corpus.settings import MaskSettings
 
 
 def free_of(lengths: Ids, width: int) -> Flags:
-    """Everything between a special token at either end."""
+    """Return a mask of everything between the special tokens at both ends."""
     columns = np.arange(width)
     return (columns > 0) & (columns < lengths[:, None] - 1)
 
 
 def make_words(rows: int, width: int, ends: float, seed: int = 0) -> tuple[Flags, Flags]:
-    """Where words start, and what is free: one special token at either end and one in the middle."""
+    """Return word starts and free positions: special tokens at both ends and in the middle."""
     free = np.ones((rows, width), bool)
     free[:, [0, width // 2, width - 1]] = False
     starts = np.random.default_rng(seed).random(free.shape) >= ends
@@ -83,7 +83,7 @@ def test_words_stay_whole_within_the_budget(masking: str, ends: float, rate: flo
     words = words_of(starts)
     sizes, taken = np.bincount(words), np.bincount(words, weights=choice.selected.reshape(-1))
     assert np.isin(taken / sizes, [0, 1]).all()
-    # Where something of the budget is left, no word that is free would fit into it.
+    # If part of the budget is left, no remaining word fits into it.
     rows = np.flatnonzero(starts) // 96
     loose = free.reshape(-1)[np.flatnonzero(starts)] & (taken == 0)
     assert not (loose & (sizes <= (budget - used)[rows])).any()
@@ -101,26 +101,26 @@ def test_runs_are_words_in_a_row(masking: str) -> None:
         for unit in np.unique(units[here]).tolist():
             run = here & (units == unit)
             found = np.unique(words[run])
-            assert columns[run].min() == unit  # a run starts where it says
+            assert columns[run].min() == unit  # a span starts at its unit
             assert (np.diff(columns[run]) == 1).all()
             assert len(found) <= choice.wanted[row, unit] <= len(settings.run_shares)
             assert starts[row, unit]
 
 
-def test_run_ends_before_what_it_may_not_take() -> None:
+def test_span_ends_before_forbidden_positions() -> None:
     starts, free = make_words(1, 12, 0.0)  # free: 1 to 5, 7 to 10
     counts = np.full((1, 12), 9)
     order = np.full((1, 12), 0.9)
     order[0, 9], order[0, 7], order[0, 3] = 0.1, 0.2, 0.3
     choice = select_words(starts, free, np.array([6]), order, counts)
-    # 9 and 10, up to a special token; 7 and 8, up to those; 3 and 4, up to the budget.
+    # 9 and 10, up to a special token; 7 and 8, up to the first span; 3 and 4, up to the budget.
     assert np.flatnonzero(choice.selected[0]).tolist() == [3, 4, 7, 8, 9, 10]
     assert choice.units[0][choice.selected[0]].tolist() == [3, 3, 7, 7, 9, 9]
     assert choice.wanted[0][choice.selected[0]].tolist() == [9] * 6
 
 
 def test_word_that_does_not_fit_is_passed_over() -> None:
-    starts = np.array([[1, 1, 0, 0, 1, 0, 1, 1]], bool)  # [CLS], words of three, two and one, [SEP]
+    starts = np.array([[1, 1, 0, 0, 1, 0, 1, 1]], bool)  # [CLS], words of three, two and one pieces, [SEP]
     free = np.array([[0, 1, 1, 1, 1, 1, 1, 0]], bool)
     order = np.array([[0.0, 0.1, 0.0, 0.0, 0.2, 0.0, 0.3, 0.0]])
     ones = np.ones((1, 8), np.int64)
@@ -131,7 +131,7 @@ def test_word_that_does_not_fit_is_passed_over() -> None:
 
 def test_starts_of_runs_are_uniform() -> None:
     starts, free = make_words(20_000, 66, 0.0)
-    choice, _ = choose_runs(starts, free, 0.015, MaskSettings("span"))  # a budget of one: the start alone
+    choice, _ = choose_runs(starts, free, 0.015, MaskSettings("span"))  # a budget of one: only the start
     columns = np.nonzero(choice.selected)[1]
     generator = np.random.default_rng(3)
     expected = np.flatnonzero(free[0])[generator.integers(free[0].sum(), size=len(columns))]
@@ -147,7 +147,7 @@ def test_counts_are_drawn_by_their_shares() -> None:
     assert len(counts) == 11
     for count, share in zip(counts[1:].tolist(), settings.run_shares, strict=True):
         assert abs(count - 200_000 * share) < 4 * sqrt(200_000 * share)
-    # Each max_length is 0.8 times as likely as the one before, and the mean is the paper's.
+    # Each length is 0.8 times as likely as the one before, and the mean is that of the paper.
     assert settings.run_shares[4] == pytest.approx(0.8 * settings.run_shares[3])
     assert (np.arange(1, 11) * settings.run_shares).sum() == pytest.approx(3.8, abs=0.01)
     assert draw_counts(np.array([0.0, 0.39, 0.41, 0.95, 1.0]), (0.4, 0.3, 0.2, 0.1)).tolist() == [1, 1, 2, 4, 4]

@@ -21,7 +21,7 @@ from cloze.text import Tokenizer
 from tests.corpus.made_corpora import ENDINGS, FIRST_ENDING, FIRST_WORD, WORDS, made_tokenizer
 
 TOKENIZER = made_tokenizer()
-# Every second word has similar ones: the three words behind it.
+# Every second word has similar ones: the three words after it.
 SIMILAR: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {
     (FIRST_WORD + n,): tuple((FIRST_WORD + n + k,) for k in (1, 2, 3)) for n in range(0, WORDS - 3, 2)
 }
@@ -72,11 +72,11 @@ def test_tokens_meet_their_fates_one_by_one(masking: str) -> None:
         assert within(int((masked.fates == fate).sum()), total, share)
     assert ((seen == TOKENIZER.mask_id) == (masked.fates == HIDDEN)).all()
     assert (seen == masked.targets)[masked.fates == KEPT].all()
-    # Neighbours decide apart, also within a word.
+    # Neighbouring tokens are decided independently, also within a word.
     beside = np.diff(masked.positions) == 1
     alike = (masked.fates[1:] == masked.fates[:-1])[beside]
     assert within(int(alike.sum()), len(alike), 0.8**2 + 0.1**2 + 0.1**2)
-    # Whatever was not chosen is as it was.
+    # Everything that was not selected is unchanged.
     changed = np.flatnonzero(masked.ids != sequences.ids)
     assert np.isin(changed, masked.positions).all()
     assert (masked.targets == sequences.ids.reshape(-1)[masked.positions]).all()
@@ -111,7 +111,7 @@ def test_span_has_one_fate() -> None:
     assert (masked.fates == masked.fates[firsts][spans]).all()
     for fate, share in ((HIDDEN, 0.8), (REPLACED, 0.1), (KEPT, 0.1)):
         assert within(int((masked.fates[firsts] == fate).sum()), len(firsts), share)
-    # The words of a replaced span are random one by one.
+    # The words of a replaced span are drawn independently.
     seen = seen_of(masked)
     inside = (masked.fates[1:] == REPLACED) & (np.diff(spans) == 0)
     assert (seen[1:] == seen[:-1])[inside].mean() < 0.01
@@ -119,7 +119,7 @@ def test_span_has_one_fate() -> None:
 
 def test_what_stands_around_a_span_is_not_chosen() -> None:
     sequences = make_sequences(2000)
-    masked = run("span", sequences, rate=0.4)  # so that many touch
+    masked = run("span", sequences, rate=0.4)  # a high rate, so that many spans are adjacent
     assert masked.boundaries is not None
     before, behind, place = masked.boundaries.T
     assert not np.isin(before, masked.positions).any()
@@ -180,7 +180,7 @@ def test_similar_words_are_those_of_the_table() -> None:
         elif fate == KEPT:
             assert before == after
     assert min(known, unknown) > 5000
-    assert found == {(0, 1), (1, 1), (2, 1), (0, 2)}  # each of the similar ones has its turn
+    assert found == {(0, 1), (1, 1), (2, 1), (0, 2)}  # every similar word occurs
 
 
 def test_random_words_of_correction_have_the_same_pieces() -> None:
@@ -246,7 +246,9 @@ def test_other_settings_that_make_no_sense_are_refused() -> None:
         with pytest.raises(ConfigError, match=r"ngrams is \(.*\); shares that add up to 1 were expected, as 0.4 0.3"):
             MaskSettings(ngrams=ngrams)
     for chance in (0.0, 1.0):
-        with pytest.raises(ConfigError, match=f"geometric is {chance}; a chance between 0 and 1 was expected, as 0.2"):
+        with pytest.raises(
+            ConfigError, match=f"geometric is {chance}; a probability between 0 and 1 was expected, as 0.2"
+        ):
             MaskSettings(geometric=chance)
     with pytest.raises(ConfigError, match="longest is 0; at least 1 word was expected"):
         MaskSettings(longest=0)

@@ -21,7 +21,7 @@ A_START, A_STOP, B_START, B_STOP, IS_RANDOM = range(5)
 
 
 def table(plan: EpochPlan) -> Ids:
-    """Both segments and the label of each example: (E, 5)."""
+    """Return both segments and the label of each example: (E, 5)."""
     assert plan.chunks[:, 2].tolist() == [0, 1] * plan.count
     assert plan.rows.tolist() == list(range(0, 2 * plan.count + 1, 2))
     return np.column_stack([plan.chunks[:, :2].reshape(-1, 4), plan.labels])
@@ -48,7 +48,7 @@ def plan(corpus: Corpus) -> Ids:
 
 @pytest.fixture
 def whole_plan(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Ids:
-    """The same with the truncation taken out, so that whole segments can be seen."""
+    """Return a plan without truncation, so that whole segments are visible."""
     monkeypatch.setattr(module, "_truncate", lambda first, second, _room, _generator: (first, second))
     return plan_pairs(corpus, ExampleSettings(max_length=LENGTH, short_share=0), np.random.default_rng(0))
 
@@ -97,12 +97,12 @@ def test_first_and_real_second_segments_cover_the_corpus_once(corpus: Corpus, wh
     assert (ranges[1:, 0] == ranges[:-1, 1]).all()
 
 
-def test_half_of_what_could_be_real_is_random(corpus: Corpus, whole_plan: Ids) -> None:
+def test_half_of_the_possible_pairs_are_random(corpus: Corpus, whole_plan: Ids) -> None:
     first_sentence = np.searchsorted(corpus.sentences, whole_plan[:, A_START])
     last_sentence = np.searchsorted(corpus.sentences, whole_plan[:, A_STOP])
     ends_document = np.isin(last_sentence, corpus.documents)
     fills_room = whole_plan[:, A_STOP] - whole_plan[:, A_START] >= ROOM
-    # A lone sentence has nothing to be followed by, so that its partner can only be random.
+    # A lone sentence has no next sentence, so its partner can only be random.
     alone = (last_sentence - first_sentence == 1) & (ends_document | fills_room)
     assert whole_plan[alone, IS_RANDOM].all()
     coins = whole_plan[~alone, IS_RANDOM]
@@ -111,13 +111,13 @@ def test_half_of_what_could_be_real_is_random(corpus: Corpus, whole_plan: Ids) -
 
 
 def test_one_in_ten_examples_is_short() -> None:
-    # Sentences of one token are gathered to the very length that was wanted.
+    # With sentences of one token, segments have exactly the target length.
     corpus = make_corpus([3000] * 40, (1, 1))
     plan = plan_pairs(corpus, ExampleSettings(max_length=32), np.random.default_rng(0))
     ends = corpus.sentences[corpus.documents]
     whole = plan[(plan[:, IS_RANDOM] == 0) & ~np.isin(plan[:, B_STOP], ends)]
     short = whole[:, B_STOP] - whole[:, A_START] < 29
-    # From 2 to 29 tokens, of which 29 is not short.
+    # From 2 to 29 tokens; 29 is not short.
     assert len(short) > 2000
     assert within_binomial_bounds(int(short.sum()), len(short), 0.1 * 27 / 28)
 
@@ -142,7 +142,7 @@ def test_examples_are_those_of_the_original_in_distribution(corpus: Corpus, plan
             ([len(one.second) for one in same], ours[:, B_STOP] - ours[:, B_START]),
             ([one.first[0] for one in same], ours[:, A_START]),
             ([one.second[0] for one in same], ours[:, B_START]),
-            # What truncation took away between the two, or where a random one came from.
+            # The gap between the segments after truncation, or the position of a random second segment.
             ([one.second[0] - one.first[-1] for one in same], ours[:, B_START] - ours[:, A_STOP] + 1),
         ]
         for reference, measured in samples:
@@ -179,7 +179,7 @@ def test_plan_follows_from_the_generator(corpus: Corpus, plan: Ids) -> None:
     assert other.shape != plan.shape or (other != plan).any()
 
 
-def test_one_document_is_too_few() -> None:
+def test_one_document_is_rejected() -> None:
     with pytest.raises(
         DataError, match=r"has 1 document; .* put a blank line between documents, or use --objective sop"
     ):
@@ -203,7 +203,7 @@ def test_objective_that_is_none_is_refused() -> None:
 
 
 def walked(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, many: int) -> Ids:
-    """A plan, made in waves for all documents or for none."""
+    """Return a plan created in vectorized waves for all documents, or for none."""
     monkeypatch.setattr(module, "_MANY", many)
     return plan_pairs(corpus, ExampleSettings(max_length=LENGTH), np.random.default_rng(5))
 
@@ -221,7 +221,7 @@ def test_walking_alone_is_walking_in_waves(corpus: Corpus, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("many", [1, 10**9])
 def test_walk_without_chance_is_known(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Sentences of ten tokens, two to an example of exactly 20: A and B are one each, and all of them real.
+    # Sentences of ten tokens, two per example of exactly 20: A and B are one each, and none is random.
     monkeypatch.setattr(module, "_MANY", many)
     settings = ExampleSettings(max_length=23, short_share=0, random_share=0)
     plan = plan_next_sentences(make_corpus([5, 4], (10, 10)), settings, np.random.default_rng(0))
@@ -241,12 +241,12 @@ def test_walk_without_chance_is_known(many: int, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def order_plan(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Ids:
-    """Sentence order, without truncation."""
+    """Return a plan for sentence order, without truncation."""
     monkeypatch.setattr(module, "_truncate", lambda first, second, _room, _generator: (first, second))
     return table(plan_sentence_order(corpus, ExampleSettings("sop", LENGTH), np.random.default_rng(0)))
 
 
-def test_ordered_segments_follow_each_other_and_swapped_ones_the_other_way(corpus: Corpus, order_plan: Ids) -> None:
+def test_segments_are_consecutive_or_swapped(corpus: Corpus, order_plan: Ids) -> None:
     swapped = order_plan[:, IS_RANDOM] == 1
     assert (order_plan[~swapped, B_START] == order_plan[~swapped, A_STOP]).all()
     assert (order_plan[swapped, A_START] == order_plan[swapped, B_STOP]).all()
@@ -258,14 +258,14 @@ def test_ordered_segments_follow_each_other_and_swapped_ones_the_other_way(corpu
 def test_sentence_order_uses_every_sentence_once(corpus: Corpus, order_plan: Ids) -> None:
     starts, stops = order_plan[:, :4:2].min(1), order_plan[:, 1:4:2].max(1)
     gaps = np.delete(np.arange(corpus.sentences[-1]), np.concatenate(list(map(np.arange, starts, stops))))
-    # What is left out is a sentence of one token, alone at the end of its document.
+    # Only lone sentences of one token at the end of a document are left out.
     ends = corpus.sentences[corpus.documents[1:]]
     assert np.isin(gaps + 1, ends).all()
     assert len(gaps) < 0.002 * corpus.sentences[-1]
     assert stops.max() == corpus.sentences[-1]
 
 
-def test_lone_sentence_is_parted_in_two() -> None:
+def test_lone_sentence_is_split_in_two() -> None:
     corpus = make_corpus([1] * 500, (30, 30))
     rows = table(plan_sentence_order(corpus, ExampleSettings("sop", LENGTH), np.random.default_rng(0)))
     assert len(rows) == 500

@@ -17,7 +17,7 @@ PARAGRAPHS = [Paragraph(1, "One."), Paragraph(1, "Two."), Paragraph(1, "Three äº
 
 
 def read(path: Path, column: str = "text", skip: bool = False) -> tuple[list[Paragraph], int]:
-    """All paragraphs of a file, and how many rows were bad."""
+    """Return all paragraphs of a file, and the number of bad rows."""
     reader = ParagraphReader([path], column, skip)
     found = [paragraph for _, paragraph in reader.read(tuple(survey(path, 0, column, 10**6)))]
     reader.close()
@@ -58,17 +58,17 @@ def test_parquet_is_cut_between_row_groups(tmp_path: Path) -> None:
 
 
 BAD_LINES = {
-    b'{"text": "cut': r"a.jsonl:2: not valid JSON \(.*\); expected one object a line, as {\"text\": \"...\"}",
-    b'["text"]': r"a.jsonl:2: '\[\"text\"\]' is not an object; expected one a line",
+    b'{"text": "cut': r"a.jsonl:2: not valid JSON \(.*\); expected one object per line, as {\"text\": \"...\"}",
+    b'["text"]': r"a.jsonl:2: '\[\"text\"\]' is not an object; expected one per line",
     b'{"txt": "One."}': r"a.jsonl:2: no column 'text'; it has: txt; did you mean 'txt'\?",
     b'{"a": "One.", "b": 1}': r"a.jsonl:2: no column 'text'; it has: a, b; choose one with --text",
     b"{}": r"a.jsonl:2: no column 'text'; it has: none; choose one with --text",
-    b'{"text": 17}': r"a.jsonl:2: the column 'text' is '17', of the kind int; expected a string: mend it or use --on",
+    b'{"text": 17}': r"a.jsonl:2: the column 'text' is '17', of type int; expected a string: fix it or use --on",
     b'{"text": null}': r"a.jsonl:2: the column 'text' is empty \(null\); expected a string",
     b'{"text": "caf\xe9"}': r"a.jsonl:2: byte 14 \(0xe9\) is not UTF-8; save the file as UTF-8",
     b"[" * 100_000: r"a.jsonl:2: not valid JSON",
     b'{"text": ' + b"9" * 5000 + b"}": r"a.jsonl:2: not valid JSON",
-    b'{"text": "' + b"x" * 3000 + b'"}': r"a.jsonl:2: this row is longer than 0 MB; put so long a document into",
+    b'{"text": "' + b"x" * 3000 + b'"}': r"a.jsonl:2: this row is longer than 0 MB; put long documents into",
 }
 
 
@@ -100,7 +100,7 @@ def test_bad_rows_of_parquet_are_told_or_skipped(tmp_path: Path) -> None:
 def test_a_huge_cell_of_parquet_is_a_bad_row(
     tmp_path: Path, kind: pyarrow.DataType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compressed, it takes next to nothing in the file."""
+    """A huge Parquet cell is a bad row, even if it takes almost no space when compressed."""
     monkeypatch.setattr(module, "LONGEST_ROW", 100)
     path = write_parquet(tmp_path / "a.parquet", pyarrow.array(["First.", "x" * 101, "y" * 100]).cast(kind))
     with pytest.raises(DataError, match=r"a.parquet, row 2: the column 'text' holds 101 bytes; at most 100 were"):
@@ -120,7 +120,7 @@ def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ["One."] * 100)
     for damage in (b"", b"text", path.read_bytes()[:-20]):
         path.write_bytes(damage)
-        with pytest.raises(DataError, match=r"a.parquet: not a whole Parquet file .*; fetch it again"):
+        with pytest.raises(DataError, match=r"a.parquet: damaged or truncated Parquet file .*; fetch it again"):
             read(path)
     with pytest.raises(DataError, match=r"b.parquet: no such file"):
         read(tmp_path / "b.parquet")

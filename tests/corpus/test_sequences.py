@@ -7,12 +7,12 @@ from tests.corpus.made_corpora import FIRST_ENDING, FIRST_WORD, made_tokenizer
 
 TOKENIZER = made_tokenizer()
 PAD, CLS, SEP = TOKENIZER.pad_id, TOKENIZER.cls_id, TOKENIZER.sep_id
-# Eight words, of which the second, the fifth and the last have two pieces and more.
+# Eight words; the second, the fifth and the last have two pieces or more.
 A, END = FIRST_WORD, FIRST_ENDING
 TOKENS = [A, A + 1, END, A + 2, A + 3, A + 4, END + 1, END + 2, A + 5, A + 6, A + 7, END + 3]
 STARTS = [token < END for token in TOKENS]
 CORPUS = Corpus.from_documents([[TOKENS[:5], TOKENS[5:8]], [TOKENS[8:]]], STARTS)
-# The first example is two chunks, the second one, the third is cut inside of words.
+# The first example has two chunks, the second one chunk, the third is cut inside words.
 PLAN = EpochPlan(
     chunks=np.array([[0, 3, 0], [5, 8, 1], [8, 12, 0], [6, 7, 0], [2, 4, 1], [11, 12, 1]]),
     rows=np.array([0, 2, 3, 6]),
@@ -37,7 +37,7 @@ def test_chunks_are_followed_by_separators() -> None:
 
 
 @pytest.mark.parametrize("example", [0, 1])
-def test_words_start_where_the_corpus_says(example: int) -> None:
+def test_word_starts_equal_those_of_the_corpus(example: int) -> None:
     sequences = read(example)
     assert sequences.starts[0].tolist() == [token < END for token in sequences.ids[0].tolist()]
     assert read(example, words=False).starts.all()

@@ -18,7 +18,7 @@ Ids = NDArray[np.int64]
 
 @pytest.fixture(scope="session")
 def several(text: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same text as ``prepared``, in many shards; not to be written to."""
+    """The same text as ``prepared``, in many shards; read-only."""
     folder = tmp_path_factory.mktemp("several") / "data"
     return prepare([text], vocabulary, folder, settings=PrepareSettings(0.2, shard_size=0.005))
 
@@ -88,7 +88,7 @@ def test_no_more_files_are_mapped_than_allowed(several: Path, monkeypatch: pytes
 
 
 def test_folder_without_manifest_is_no_corpus(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"not a prepared corpus \(no manifest.json\); make one with 'cloze prepare'"):
+    with pytest.raises(DataError, match=r"not a prepared corpus \(no manifest.json\); create one with 'cloze prepare'"):
         Corpus.open(tmp_path)
 
 
@@ -100,7 +100,7 @@ def alter(folder: Path, change: Callable[[dict[str, object]], object]) -> None:
 
 def test_other_format_is_refused(copy: Path) -> None:
     alter(copy, lambda manifest: manifest.update(format=99))
-    with pytest.raises(DataError, match="prepared in format 99, but 2 is read; prepare it again"):
+    with pytest.raises(DataError, match="prepared in format 99, but 2 is supported; prepare it again"):
         Corpus.open(copy)
 
 
@@ -153,7 +153,7 @@ def test_damage_is_found_on_opening(copy: Path, name: str) -> None:
     DAMAGES[name](copy / "shards" / "00002")
     with pytest.raises(DataError, match=r"the train part is damaged.*prepare the text again"):
         Corpus.open(copy)
-    Corpus.open(copy, "held_out")  # the other part is whole
+    Corpus.open(copy, "held_out")  # the other split is intact
 
 
 @pytest.mark.parametrize("missing", ["tokens", "sentences", "documents"])

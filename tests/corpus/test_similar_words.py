@@ -10,7 +10,7 @@ from cloze.errors import DataError
 from cloze.text import Tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]"]
-# Words of four topics keep to themselves; the second half of each have an ending, and so two pieces.
+# Words of four topics that do not mix; the second half of each topic has an ending, and so two pieces.
 TOPICS, WORDS = 4, 12
 PIECES = [*SPECIAL, *(f"t{topic}w{word}" for topic in range(TOPICS) for word in range(WORDS)), "##x", "##y"]
 TOKENIZER = Tokenizer.from_vocabulary(PIECES, lowercase=True)
@@ -30,7 +30,7 @@ def make_text(sentences: int, seed: int = 0) -> Corpus:
     generator = np.random.default_rng(seed)
     documents, starts = [], []
     for topic in generator.integers(TOPICS, size=sentences).tolist():
-        # Words of a topic stand beside others of it, mostly beside those of the next number.
+        # Words occur among others of their topic, mostly beside the one with the next number.
         place = generator.integers(WORDS, size=12)
         words = [word_of(topic, int(number)) for number in place]
         documents.append([[piece for word in words for piece in word]])
@@ -60,7 +60,7 @@ def test_table_is_the_same_again(corpus: Corpus, monkeypatch: pytest.MonkeyPatch
     assert first == again
     assert list(first) == list(again)
     tokens = [module._sample(corpus, np.random.default_rng(seed))[0] for seed in (0, 0, 1)]
-    assert len(tokens[0]) == 20_000  # a part of it
+    assert len(tokens[0]) == 20_000  # only a part of the text
     assert (tokens[0] == tokens[1]).all()
     assert (tokens[0] != tokens[2]).any()
 
@@ -68,7 +68,7 @@ def test_table_is_the_same_again(corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 def test_neither_rare_nor_special_words_are_learned() -> None:
     text = make_text(300)
     tokens = np.asarray(text.read(0, text.token_count))
-    # A word of the first topic that the vocabulary could not read.
+    # A word of the first topic becomes unknown to the vocabulary.
     tokens = np.where(tokens == word_of(0, 1)[0], TOKENIZER.unknown_id, tokens).tolist()
     rare = [word_of(0, 0)[0], ENDING, ENDING] * 5
     starts = [*text.word_starts(0, text.token_count).tolist(), *[True, False, False] * 5]
@@ -81,7 +81,7 @@ def test_neither_rare_nor_special_words_are_learned() -> None:
 def test_too_little_text_to_learn_from_is_told() -> None:
     for corpus in (Corpus.from_documents([]), make_text(1)):
         with pytest.raises(
-            DataError, match=r"has 0 words that come 20 times; .* use more text, or name a file with --sim"
+            DataError, match=r"has 0 words that occur 20 times, .* use more text, or name a file with --sim"
         ):
             learn_similar_table(corpus, TOKENIZER, seed=0)
 
@@ -89,7 +89,7 @@ def test_too_little_text_to_learn_from_is_told() -> None:
 def test_text_without_any_order_teaches_nothing() -> None:
     words = np.random.default_rng(0).integers(len(SPECIAL), ENDING, (300, 40)).tolist()
     with pytest.raises(
-        DataError, match=r"none of the 48 frequent words .* keeps the same company as another; use more te"
+        DataError, match=r"none of the 48 frequent words .* occurs in the same contexts as another; use more te"
     ):
         learn_similar_table(Corpus.from_documents([words]), TOKENIZER, seed=0)
 
@@ -110,7 +110,7 @@ def test_similar_words_are_read_as_ids(tmp_path: Path) -> None:
 def test_line_without_similar_words_is_told(line: str, tmp_path: Path) -> None:
     path = tmp_path / "similar.tsv"
     path.write_text(f"t0w0\tt0w1\n{line}\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"similar\.tsv:2: '.*'; expected a word, a tab, and words with spaces between"):
+    with pytest.raises(DataError, match=r"similar\.tsv:2: '.*'; expected a word, a tab, and words separated by spaces"):
         read_similar_table(path, TOKENIZER)
 
 
@@ -118,6 +118,6 @@ def test_file_without_words_of_equal_size_is_told(tmp_path: Path) -> None:
     path = tmp_path / "similar.tsv"
     path.write_text("t0w0\tt0w1x\n", encoding="utf-8")
     with pytest.raises(
-        DataError, match=r"similar\.tsv: none of its 1 words has a similar one .*; give words of equal size"
+        DataError, match=r"similar\.tsv: none of its 1 words has a similar word .*; list similar words of equal length"
     ):
         read_similar_table(path, TOKENIZER)

@@ -9,7 +9,7 @@ from cloze.corpus.preparation.shard_plan import gather, survey
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Documents of all sizes, with blank lines of all kinds between them."""
+    """Documents of many sizes, separated by different kinds of blank lines."""
     draw = random.Random(0)
     blank = ["\n", " \n", "\r\n", "\n\n\n", "\u3000\n", "\t \n"]
     texts = ("".join(f"Line {draw.random()}.\n" for _ in range(draw.randint(1, 9))) for _ in range(300))
@@ -18,7 +18,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def everything(path: Path, size: int) -> list[Paragraph]:
+def all_paragraphs(path: Path, size: int) -> list[Paragraph]:
     reader = ParagraphReader([path], "text", False)
     parts = gather(survey(path, 0, "text", size), size)
     found = [paragraph for part in parts for _, paragraph in reader.read(part)]
@@ -28,8 +28,8 @@ def everything(path: Path, size: int) -> list[Paragraph]:
 
 @pytest.mark.parametrize("size", [1, 100, 1000, 7777])
 def test_parts_are_the_text_whatever_their_size(path: Path, size: int) -> None:
-    assert everything(path, size) == everything(path, 10**9)
-    assert len(everything(path, size)) > 1000
+    assert all_paragraphs(path, size) == all_paragraphs(path, 10**9)
+    assert len(all_paragraphs(path, size)) > 1000
 
 
 def test_slices_adjoin_and_begin_with_documents(path: Path) -> None:
@@ -55,10 +55,10 @@ def test_a_long_line_is_never_cut_by_a_part(tmp_path: Path) -> None:
     ]
 
 
-def test_told_is_the_size_of_the_file(path: Path) -> None:
-    told: list[int] = []
-    survey(path, 0, "text", 1000, told.append)
-    assert sum(told) == path.stat().st_size
+def test_reported_total_is_the_file_size(path: Path) -> None:
+    reported: list[int] = []
+    survey(path, 0, "text", 1000, reported.append)
+    assert sum(reported) == path.stat().st_size
 
 
 def test_small_slices_go_together() -> None:

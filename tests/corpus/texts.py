@@ -1,4 +1,4 @@
-"""Made-up text with the joints in known places: plain sentences that no splitter can mistake."""
+"""Synthetic text with known boundaries: plain sentences that every splitter handles."""
 
 import random
 
@@ -10,7 +10,7 @@ WORDS = LINE.split()
 
 
 def make_documents(count: int, seed: int = 0, sentences: tuple[int, int] = (3, 9)) -> list[list[str]]:
-    """Documents of sentences of words, the same for the same seed."""
+    """Return documents of random sentences, reproducible by seed."""
     draw = random.Random(seed)
     return [[_sentence(draw) for _ in range(draw.randint(*sentences))] for _ in range(count)]
 
@@ -20,5 +20,5 @@ def _sentence(draw: random.Random) -> str:
 
 
 def as_text(documents: list[list[str]]) -> str:
-    """A paragraph a document, of several sentences a line, with a blank line between documents."""
+    """Format documents as paragraphs of several sentences per line, with a blank line between documents."""
     return "\n\n".join(" ".join(sentences[:2]) + "\n" + " ".join(sentences[2:]) for sentences in documents) + "\n"

@@ -1,4 +1,4 @@
-"""What SOURCE.md promises of the bundled data."""
+"""The bundled data are as SOURCE.md says."""
 
 import lzma
 import re
@@ -69,7 +69,7 @@ def test_no_book_is_in_two_splits(splits: dict[str, list[Row]]) -> None:
     assert sum(map(len, titles)) == len(set.union(*titles))
 
 
-def test_no_name_tells_the_author(splits: dict[str, list[Row]]) -> None:
+def test_no_name_reveals_the_author(splits: dict[str, list[Row]]) -> None:
     for row in (row for rows in splits.values() for row in rows):
         assert row.label is not None
         words = set(re.findall(r"[A-Za-z]+", row.text))
@@ -90,7 +90,7 @@ def test_no_two_paragraphs_are_alike(splits: dict[str, list[Row]]) -> None:
         seen |= runs(row.text)
 
 
-def test_sentences_hide_one_word_that_the_books_know(books: str) -> None:
+def test_sentences_hide_one_word_of_the_books(books: str) -> None:
     lines = (DATA / "sentences.txt").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 12
     for line in lines:
@@ -115,12 +115,12 @@ def test_order_rows_are_balanced_and_share_no_book(orders: dict[str, list[Row]])
     assert not titles["dev"] & titles["test"]
 
 
-def test_order_rows_tell_nothing_but_by_their_order(orders: dict[str, list[Row]]) -> None:
+def test_order_rows_differ_only_in_order(orders: dict[str, list[Row]]) -> None:
     for row in (row for rows in orders.values() for row in rows):
         words = row.text.split()
         assert 9 <= len(words) <= 20
         assert re.fullmatch(r"[A-Z][^\"()\d]*[.!?]", row.text)
-        # In either half: six plain words in a row, so that the sentences themselves are of one kind.
+        # Six plain words in a row in either half, so that intact and reordered sentences look alike.
         assert re.search(r" [a-z]+( [a-z]+){5} ", row.text)
 
 

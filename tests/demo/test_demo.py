@@ -1,4 +1,4 @@
-"""The demo from end to end, on settings of seconds: its stages, its page, its second time."""
+"""The demo from end to end with settings of seconds: its stages, its page, and a second run."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def test_everything_is_there(demo: tuple[Path, DemoResults]) -> None:
     assert len(results.blanks) == len(results.second.blanks) == 12
     assert len(results.second.shipped) == 1
     assert len(results.second.own) == 3
-    assert abs(results.baseline - 0.5) < 0.05  # counting words must not help
+    assert abs(results.baseline - 0.5) < 0.05  # bag-of-words features must not help
     assert [row["step"] for row in results.metrics if "held_out_mlm_loss" in row] == [6, 12]
     assert load(out / "pretraining").heads == ("mlm", "nsp")
 
@@ -96,7 +96,7 @@ def test_page_needs_nothing_from_outside(demo: tuple[Path, DemoResults]) -> None
         "Filled blanks",
         "Are these words in order?",
         "Examples",
-        "Second chapter: a model with hours behind it",
+        "Second chapter: a model with hours of training",
         "What to try next",
     ):
         assert f"<h2>{part}</h2>" in page
@@ -127,7 +127,8 @@ def test_results_of_another_version_are_not_used(demo: tuple[Path, DemoResults],
 
 
 def test_margin_by_hand() -> None:
-    # Differences 0.1, 0.2, 0.3: mean 0.2, deviation 0.1, Student's 97.5 % point of two degrees of freedom 4.3027.
+    # Differences 0.1, 0.2, 0.3: mean 0.2, standard deviation 0.1, Student's 97.5 % quantile with two degrees of freedom
+    # 4.3027.
     margin = paired_margin([0.6, 0.7, 0.8], [0.5, 0.5, 0.5])
     assert margin.mean == pytest.approx(0.2)
     assert margin.low == pytest.approx(0.2 - 4.302653 * 0.1 / 3**0.5, abs=1e-6)

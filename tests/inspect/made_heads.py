@@ -1,4 +1,4 @@
-"""Layouts, attention and corpora whose patterns are known, because they were made so."""
+"""Synthetic layouts, attention and corpora with known patterns."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ QUICK = HeadSettings(sequences=40, shuffles=200, resamples=200, predictive_seque
 
 
 def made_layout(generator: np.random.Generator, length: int = 24) -> Layout:
-    """[CLS] A [SEP] B [SEP] of tokens that repeat, with three tokens elsewhere that predict each of them."""
+    """Return [CLS] A [SEP] B [SEP] with repeated tokens, and for each token three others that predict it."""
     ordinary = np.ones(length, bool)
     middle = int(generator.integers(length // 3, 2 * length // 3))
     ordinary[[0, middle, length - 1]] = False
@@ -23,7 +23,7 @@ def made_layout(generator: np.random.Generator, length: int = 24) -> Layout:
 
 
 def exact_head(layout: Layout, pattern: int) -> NDArray[np.float32]:
-    """All attention on the pattern's targets, and on all tokens alike where there is none: (T, T)."""
+    """Return attention on the pattern's targets only, or uniform attention without targets: (T, T)."""
     wanted = targets(layout)[pattern].astype(np.float32)
     wanted[wanted.sum(-1) == 0] = 1.0
     weights: NDArray[np.float32] = wanted / wanted.sum(-1, keepdims=True)
@@ -31,12 +31,12 @@ def exact_head(layout: Layout, pattern: int) -> NDArray[np.float32]:
 
 
 def random_heads(generator: np.random.Generator, heads: int, length: int) -> NDArray[np.float32]:
-    """Attention without any pattern: (K, T, T)."""
+    """Return attention without any pattern: (K, T, T)."""
     return generator.dirichlet(np.full(length, 0.3), (heads, length)).astype(np.float32)
 
 
 def tallied(settings: HeadSettings, *, sequences: int, seed: int, exact: bool, heads: int = 8) -> Scores:
-    """Scores of made heads: one exact head a pattern, or random ones."""
+    """Return the scores of synthetic heads: one exact head per pattern, or random ones."""
     generator, tally = np.random.default_rng(seed), ScoreAccumulator(settings)
     for _ in range(sequences):
         layout = made_layout(generator)
@@ -48,7 +48,7 @@ def tallied(settings: HeadSettings, *, sequences: int, seed: int, exact: bool, h
 
 
 def made_documents(seed: int = 0, documents: int = 30, words: int = 40) -> list[list[str]]:
-    """Documents of four sentences, a sentence a paragraph, in words that the test models know."""
+    """Return documents of four sentences, one per paragraph, in words that the test models know."""
     source = np.random.default_rng(seed)
     return [
         [

@@ -1,4 +1,4 @@
-"""What ``Model.attend`` gives: blocks that make up the whole, entropy and distance."""
+"""``Model.attend``: blocks that add up to the whole, entropy and distance."""
 
 from pathlib import Path
 

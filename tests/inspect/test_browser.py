@@ -1,4 +1,4 @@
-"""The views in a real browser: loaded from a file without a network, driven by pointer and keyboard, and attacked."""
+"""The views in a real browser: loaded from a file offline, used with pointer and keyboard, and attacked."""
 
 import json
 import os
@@ -18,10 +18,10 @@ from cloze.predict import Attention, Model, load
 from tests.model.made import model_folder, saved
 
 CHROMIUM = Path("/usr/bin/chromium")
-ROW, TOP = 26, 40  # the height of a row of the two columns, and of what stands above them
+ROW, TOP = 26, 40  # height of a row of the two columns, and of the header above them
 TEXT, PAIR = "the cat sat on [MASK] mat.", "a dog ran on the mat."
-# Ways to have a script run from a text, of RELIABILITY's T22: by tags, attributes, addresses, ends of scripts, and
-# characters that change how the rest is read.
+# Payloads that try to run a script from a text: by tags, attributes, addresses, script ends, and characters that change
+# how the rest is parsed.
 PAYLOADS = [
     "<script>alert(1)</script>",
     "</script><script>alert(1)</script>",
@@ -80,7 +80,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Visit:
-    """A page with all that it must not do: speak up, reach out, break its policy, or fail."""
+    """A page that records violations: dialogs, network requests, policy violations and errors."""
 
     def __init__(self, browser: Browser, **options: Any) -> None:
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
@@ -89,7 +89,7 @@ class Visit:
         self.complaints: list[str] = []
         self.page.on("dialog", self._hear)
         self.page.on("pageerror", lambda error: self.complaints.append(f"error {error}"))
-        # Violations of the policy are told on the console, too.
+        # Policy violations appear on the console, too.
         self.page.on("console", lambda message: self.complaints.append(f"console {message.text}"))
         self.page.on("request", lambda request: self._count(request.url))
 
@@ -145,7 +145,7 @@ def visit(browser: Browser) -> Iterator[Visit]:
 
 
 def point(page: Page, index: int, side: str = "from") -> None:
-    """Move the pointer over a word of the two columns."""
+    """Move the pointer over a word in one of the two columns."""
     box = page.locator("#stage").bounding_box()
     assert box is not None
     x = box["x"] + box["width"] / 2 + (-250 if side == "from" else 250)
@@ -153,7 +153,7 @@ def point(page: Page, index: int, side: str = "from") -> None:
 
 
 def table(page: Page) -> list[list[str]]:
-    """The rows of the table beside the picture."""
+    """Return the rows of the table beside the picture."""
     rows: list[list[str]] = page.locator("#table tbody tr").evaluate_all(
         "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
     )
@@ -161,7 +161,7 @@ def table(page: Page) -> list[list[str]]:
 
 
 def drawn(page: Page) -> int:
-    """How many pixels of the picture have something on them."""
+    """Return the number of drawn pixels of the picture."""
     count: int = page.locator("#canvas").evaluate(
         """canvas => {
           const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
@@ -177,12 +177,12 @@ def drawn(page: Page) -> int:
 
 
 def settled(page: Page) -> None:
-    """Wait until what was asked for is drawn."""
+    """Wait until the picture is drawn."""
     page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def address_of(page: Page) -> str:
-    """Asked of the page itself: page.url is what the browser has told so far, which may be a click behind."""
+    """Return the address from the page itself, since page.url may lag by one click."""
     return str(page.evaluate("() => location.href"))
 
 
@@ -218,7 +218,7 @@ def test_layers_heads_and_blocks_are_chosen(visit: Visit, path: Path, attention:
     page.get_by_label("Head 1", exact=True).click()
     assert state_of(page)["layer"] == "2"
     assert state_of(page)["heads"] == "0"
-    page.get_by_label("Head 0", exact=True).click()  # the last one stays
+    page.get_by_label("Head 0", exact=True).click()  # at least one head stays selected
     assert state_of(page)["heads"] == "0"
     page.get_by_role("button", name="B→A").click()
     first = attention.segments.index(1)
@@ -239,9 +239,9 @@ def test_matrix(visit: Visit, path: Path, attention: Attention) -> None:
     for across in range(20, int(box["width"]) - 20, 37):
         page.mouse.move(box["x"] + across, box["y"] + box["height"] * 0.6)
         settled(page)
-        told = re.fullmatch(r"(\S+) → (\S+): (.*) %", page.locator("#caption").inner_text())
-        if told:
-            found[told[1], told[2]] = float(told[3].replace("<", ""))
+        shown_text = re.fullmatch(r"(\S+) → (\S+): (.*) %", page.locator("#caption").inner_text())
+        if shown_text:
+            found[shown_text[1], shown_text[2]] = float(shown_text[3].replace("<", ""))
     assert len(found) >= 5
     origin = next(iter(found))[0]
     rows = [row for row, token in enumerate(attention.tokens) if token == origin]
@@ -260,7 +260,7 @@ def test_heads_open_with_a_click_or_a_key(visit: Visit, path: Path) -> None:
     for row in (0.2, 0.5, 0.8):
         page.locator("#tab-heads").click()
         settled(page)
-        box = page.locator("#stage").bounding_box()  # anew: each view is as high as it needs
+        box = page.locator("#stage").bounding_box()  # measured again: each view has its own height
         assert box is not None
         page.mouse.click(box["x"] + box["width"] / 2 - 10, box["y"] + box["height"] * row)
         opened.add((state_of(page)["view"], state_of(page)["layer"], state_of(page)["heads"]))
@@ -318,7 +318,7 @@ def test_keyboard_alone(visit: Visit, path: Path, attention: Attention) -> None:
     assert (state_of(page)["view"], state_of(page)["layer"], state_of(page)["heads"]) == ("columns", "1", "1")
 
 
-def test_keys_and_pointer_may_come_before_the_first_frame(visit: Visit, path: Path) -> None:
+def test_input_before_the_first_frame_works(visit: Visit, path: Path) -> None:
     page = visit.open(path)
     page.evaluate("() => { window.requestAnimationFrame = () => 0; }")
     page.evaluate("() => { document.querySelector('#tab-heads').click(); document.querySelector('#stage').focus(); }")
@@ -343,7 +343,7 @@ def test_every_control_has_a_name(visit: Visit, path: Path) -> None:
         assert page.locator("#table caption").inner_text()
 
 
-def test_links_restore_what_was_seen(visit: Visit, path: Path) -> None:
+def test_links_restore_the_view(visit: Visit, path: Path) -> None:
     page = visit.open(path, "#view=columns")
     page.get_by_label("Head 0", exact=True).click()
     page.locator("#layer").select_option("2")
@@ -351,13 +351,13 @@ def test_links_restore_what_was_seen(visit: Visit, path: Path) -> None:
     page.locator("#word").select_option("2")
     page.locator("#copy-link").click()
     expect(page.locator("#caption")).to_contain_text("link")
-    link, told = address_of(page), table(page)
+    link, shown_text = address_of(page), table(page)
     settled(page)
     picture = page.locator("#canvas").evaluate("canvas => canvas.toDataURL()")
     again = visit.open(path, "#" + link.partition("#")[2])
     expect(again.locator("#word")).to_have_value("2")
     settled(again)
-    assert table(again) == told
+    assert table(again) == shown_text
     assert again.locator("#canvas").evaluate("canvas => canvas.toDataURL()") == picture
     odd = visit.open(path, "#view=nowhere&layer=99&heads=7.x&word=9999&block=CC")
     assert state_of(odd) == {"view": "nowhere", "layer": "0", "heads": "0.1"}
@@ -413,7 +413,7 @@ def test_texts_do_nothing(browser: Browser, tmp_path: Path) -> None:
                 page.locator("#word").select_option("6")
         for button in ("#save-png", "#save-svg"):
             found = saved_as(page, button).path().read_bytes()
-        ElementTree.fromstring(found)  # what is marked up in it is ours
+        ElementTree.fromstring(found)  # only cloze's own markup
         assert "<img" not in re.sub(r"<image [^>]*>", "", found.decode())
         assert page.locator("#word option").nth(6).text_content() == f"5  {PAYLOADS[5]}"
         assert page.locator("script").count() == 4
@@ -422,8 +422,8 @@ def test_texts_do_nothing(browser: Browser, tmp_path: Path) -> None:
         assert visit.complaints == []
 
 
-def test_policy_stops_what_is_not_ours(browser: Browser, path: Path, tmp_path: Path) -> None:
-    """The check of complaints can fail: a page that was tampered with is heard."""
+def test_policy_stops_foreign_scripts(browser: Browser, path: Path, tmp_path: Path) -> None:
+    """The policy stops foreign scripts, and the test page reports them."""
     spoilt = tmp_path / "spoilt.html"
     attack = "<script>alert(1)</script><img src='http://127.0.0.1:9/x'><p style='color:red'>x</p>"
     spoilt.write_text(path.read_text("utf-8").replace("<footer>", f"{attack}<footer>"), encoding="utf-8")
@@ -474,7 +474,7 @@ def test_notebook_frame(browser: Browser, model: Model, tmp_path: Path) -> None:
         assert visit.complaints == []
 
 
-def test_file_that_was_cut_short_says_so(visit: Visit, path: Path, tmp_path: Path) -> None:
+def test_truncated_file_shows_an_error(visit: Visit, path: Path, tmp_path: Path) -> None:
     text = path.read_text("utf-8")
     short = tmp_path / "short.html"
     short.write_text(text[: text.index('<script type="text/plain" id="layer-2">')], encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A published model: its weights are those of ``transformers``, and its labels hold on other text."""
+"""A published model: weights equal to ``transformers``, and labels that hold on other text."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_weights_of_a_survey_are_those_of_transformers(
         np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
 
 
-def test_labels_hold_on_the_other_half(model: Model, documents: list[list[str]]) -> None:
+def test_labels_agree_on_the_other_half(model: Model, documents: list[list[str]]) -> None:
     settings = HeadSettings(
         sequences=24, max_length=40, shuffles=200, resamples=200, predictive_sequences=0, examples=1
     )

@@ -1,4 +1,4 @@
-"""What the pages show is the model's: weights within the stated bound, neighbours, fills and notes by other means."""
+"""The data on the pages equal the model's: weights within the stated bound, neighbours, predictions and notes."""
 
 import base64
 from dataclasses import replace
@@ -45,7 +45,7 @@ def model(folder: Path) -> Model:
 
 
 def softmax_weights(layers: int, heads: int, length: int) -> NDArray[np.float32]:
-    """Weights from nearly even to nearly all on one token."""
+    """Return weights from nearly uniform to nearly one-hot."""
     source = np.random.default_rng(3)
     scores = source.normal(size=(layers, heads, length, length)) * np.linspace(0.1, 9, heads)[:, None, None]
     return torch.from_numpy(scores).softmax(-1).float().numpy()
@@ -61,7 +61,7 @@ def test_weights_come_back_within_the_bound(levels: int, monkeypatch: pytest.Mon
     allowed = np.vectorize(quantization_error)(weights.astype(np.float64), levels)
     assert (np.abs(found - weights) <= allowed + 1e-7).all()
     assert quantised.error == pytest.approx(1 / levels, rel=0.01)
-    # Not by far: half of it would not do.
+    # The bound is tight: half of it would be exceeded.
     assert (np.abs(found - weights) > allowed / 2).any()
 
 
@@ -74,7 +74,7 @@ def test_levels_are_as_fine_as_the_budget_allows() -> None:
         sizes[quantised.levels] = sum(map(len, quantised.layers))
     assert list(sizes) == sorted(sizes, reverse=True)
     assert len(sizes) >= 3
-    assert list(sizes)[-1] == LEVELS[-1]  # the coarsest, whatever the budget
+    assert list(sizes)[-1] == LEVELS[-1]  # the coarsest level, whatever the budget
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
 
 
@@ -91,7 +91,7 @@ def test_nearest_tokens_are_those_of_another_library() -> None:
 
 def test_nearest_pieces_are_those_of_another_library() -> None:
     table = np.random.default_rng(1).normal(size=(30, 6)).astype(np.float32)
-    table[4] = 0  # as that of [PAD]
+    table[4] = 0  # zero, like the row of [PAD]
     found = nearest_pieces(table, [7, 9, 7], left_out=[0, 1], count=4)
     assert list(found) == [7, 9]
     similar = cosine_similarity(table)
@@ -134,7 +134,7 @@ def test_last_layer_fills_as_the_model_does(model: Model) -> None:
     ]
 
 
-def test_blanks_come_first_in_long_texts() -> None:
+def test_blanks_are_kept_in_truncated_texts() -> None:
     assert choose_positions([5, 6, 7], mask_id=4, most=9) == [0, 1, 2]
     assert choose_positions([5, 6, 7, 4, 8, 4], mask_id=4, most=3) == [0, 3, 5]
 
@@ -167,7 +167,7 @@ def test_pictures_keep_the_largest_weights() -> None:
 
 
 def steered(kind: str, length: int = 8) -> Attention:
-    """One head that does one thing."""
+    """Return one head with a known pattern."""
     tokens = ["[CLS]", *(f"w{number}" for number in range(length - 2)), "[SEP]"]
     rows = np.full((length, length), 0.1 / length, np.float32)
     for place in range(length):
@@ -179,7 +179,7 @@ def steered(kind: str, length: int = 8) -> Attention:
 
 
 @pytest.mark.parametrize("kind", ["next", "previous", "self", "separators", "broad"])
-def test_heads_are_described_by_what_they_do(kind: str) -> None:
+def test_heads_are_described_by_their_pattern(kind: str) -> None:
     notes = summarize_heads(steered(kind))
     ((note,),) = notes.notes
     assert note.label == kind
@@ -197,7 +197,7 @@ def test_head_that_does_nothing_much_is_mixed() -> None:
 
 
 def surveyed(layers: int = 3, heads: int = 2) -> dict[str, Any]:
-    """As much of heads.json as the page reads."""
+    """Return the part of heads.json that the page uses."""
     return {
         "heads": [
             {
@@ -224,7 +224,7 @@ def test_labels_of_a_survey(model: Model, tmp_path: Path) -> None:
     assert facts["heads"][1][0] == ["next", 0.8, 0.5, 2.5]
 
 
-def spoilt(change: str) -> dict[str, Any]:
+def invalid_facts(change: str) -> dict[str, Any]:
     value = surveyed()
     head = value["heads"][3]
     if change == "missing":
@@ -252,7 +252,7 @@ def spoilt(change: str) -> dict[str, Any]:
     ],
 )
 def test_bad_surveys_are_refused(change: str, message: str, tmp_path: Path) -> None:
-    write_json(tmp_path / "heads.json", spoilt(change))
+    write_json(tmp_path / "heads.json", invalid_facts(change))
     with pytest.raises(ClozeError, match=f"heads.json: {message}"):
         read_summaries(tmp_path / "heads.json", 3, 2)
 

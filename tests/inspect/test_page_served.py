@@ -1,4 +1,4 @@
-"""The views behind the service: the same facts and weights, its limits and refusals, and the page in a browser."""
+"""The views in the service: the same data and weights, limits and errors, and the page in a browser."""
 
 import re
 import tracemalloc
@@ -50,7 +50,7 @@ def test_facts_and_weights_are_those_of_the_model(served: Running, folder: Path)
         np.testing.assert_allclose(found, attention.weights[layer], atol=facts["error"])
 
 
-def test_another_model_is_asked_by_name(served: Running) -> None:
+def test_another_model_is_selected_by_name(served: Running) -> None:
     assert served.post("/inspect/view", {"text": "the", "model": "other"}).json()["model"] == "other"
     assert served.post("/inspect/view", {"text": "the", "model": "none"}).status_code == 404
 
@@ -90,7 +90,7 @@ def test_model_that_gives_no_numbers(served: Running, monkeypatch: pytest.Monkey
 def test_oldest_texts_are_forgotten() -> None:
     views = AttentionCache(most=100 + 2 * ENTRY_BYTES)
     names = [views.add(AttentionRecord({}, np.zeros((1, 1, 6, 6), np.uint8))) for _ in range(2)]
-    views.find(names[0], "0")  # so that it is the newer one
+    views.find(names[0], "0")  # so that it is the most recently used one
     third = views.add(AttentionRecord({}, np.zeros((1, 1, 6, 6), np.uint8)))
     assert [name in views._steps for name in (*names, third)] == [True, False, True]
     large = views.add(AttentionRecord({}, np.zeros((1, 1, 20, 20), np.uint8)))
@@ -98,8 +98,8 @@ def test_oldest_texts_are_forgotten() -> None:
     assert len({*names, third, large}) == 4
 
 
-def test_what_is_kept_is_what_is_counted() -> None:
-    """Facts are hundreds of kilobytes, and are sent once; of an array that is a view, all of its memory is counted."""
+def test_cached_memory_equals_accounted_memory() -> None:
+    """The accounted memory covers what is cached: whole buffers of array views, but no facts, which are sent once."""
     views = AttentionCache(most=1_000_000)
     tracemalloc.start()
     try:
@@ -142,13 +142,13 @@ def test_page_in_a_browser(served: Running, browser: Browser) -> None:
         expect(page.locator("#model")).to_contain_text("other")
         page.locator("#layer").select_option("2")
         page.locator("#stage[data-layer='2']").wait_for()
-        link, told = page.evaluate("() => location.href"), page.locator("#table").inner_text()
+        link, text = page.evaluate("() => location.href"), page.locator("#table").inner_text()
         page.goto("about:blank")
         page.goto(link)
         page.locator("#stage[data-layer='2']").wait_for()
         expect(page.locator("#text-b")).to_have_value(PAIR)
         settled(page)
-        assert page.locator("#table").inner_text() == told
+        assert page.locator("#table").inner_text() == text
         assert visit.complaints == []
         page.locator("#text-a").fill("cat " * 100)
         page.get_by_role("button", name="Look").click()

@@ -1,4 +1,4 @@
-"""The targets of each pattern on the example that the patterns were first told by."""
+"""The targets of each pattern on the example that defines the patterns."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ FIRST, SECOND = "I went to the store.", "At the store, I bought fresh strawberri
 
 
 def named(name: Pattern, origin: int) -> list[str]:
-    """What a pattern names for one token of the example."""
+    """Return the targets of a pattern for one token of the example."""
     tokenizer = Tokenizer.from_vocabulary([*vocabulary(40), *WORDS], lowercase=True)
     encoding = tokenizer(FIRST, SECOND)
     ids = np.array(encoding.ids)
@@ -29,9 +29,9 @@ def named(name: Pattern, origin: int) -> list[str]:
     [
         ("next", 1, ["went@2"]),
         ("next", 6, []),  # the sentence ends
-        ("next", 0, []),  # [CLS] is no word
+        ("next", 0, []),  # [CLS] is not a word
         ("previous", 2, ["i@1"]),
-        ("previous", 8, []),  # it begins
+        ("previous", 8, []),  # the sentence starts
         ("same", 5, ["store@10"]),
         ("same", 2, []),
         ("other", 10, ["store@5"]),
@@ -47,7 +47,7 @@ def test_targets(name: Pattern, origin: int, expected: list[str]) -> None:
     assert named(name, origin) == expected
 
 
-def test_same_goes_for_both_sentences_and_other_for_one() -> None:
+def test_same_covers_both_sentences_and_other_only_one() -> None:
     tokenizer = Tokenizer.from_vocabulary(vocabulary(40), lowercase=True)
     encoding = tokenizer("the cat the", "the dog")
     ids = np.array(encoding.ids)

@@ -1,4 +1,4 @@
-"""What predicts a word, against the plain way through ``transformers``, mask by mask."""
+"""Predictive tokens compared with a plain computation by ``transformers``, one mask at a time."""
 
 from pathlib import Path
 
@@ -76,6 +76,6 @@ def test_strongest_are_the_top_that_matter() -> None:
     assert [np.flatnonzero(row).tolist() for row in top_influences(influence, 2)] == [[1, 3], [], [0], [0, 1]]
 
 
-def test_sequence_of_one_word_has_nothing_that_predicts_it(pretrained_folder: Path) -> None:
+def test_single_word_has_no_predictive_token(pretrained_folder: Path) -> None:
     model = load(pretrained_folder)
     assert not masking_influences(model, model.tokenizer("cat")).any()

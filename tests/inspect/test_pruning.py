@@ -1,4 +1,4 @@
-"""What heads are worth to a task, on a model in which one head alone does the work."""
+"""Importance of heads for a task, on a model in which a single head does the work."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,12 +45,12 @@ def loss_of(model: Model, targets: list[int]) -> float:
 
 def test_cost_of_each_head() -> None:
     model = made_model()
-    prune_heads(model.bert, [(0, 1), (1, 1)])  # worth nothing any more
+    prune_heads(model.bert, [(0, 1), (1, 1)])  # these heads have no effect any more
     costs = removal_costs(model, lambda: -loss_of(model, [0, 1, 0, 1]))
     assert costs.shape == (SMALL.layers, SMALL.heads)
     assert costs[0, 1] == costs[1, 1] == pytest.approx(0.0, abs=1e-6)
     assert (np.abs(costs[[0, 1, 2, 2], [0, 0, 0, 1]]) > 1e-5).all()
-    # By hand: the loss rises by what leaving one head out costs.
+    # The cost is the increase of the loss without the head.
     whole = loss_of(model, [0, 1, 0, 1])
     with model.without_heads([(2, 1)]):
         assert costs[2, 1] == pytest.approx(loss_of(model, [0, 1, 0, 1]) - whole, abs=1e-6)
@@ -65,7 +65,7 @@ def test_importance_is_the_slope_of_each_rows_loss(kind: str, pooling: HeadPooli
     found = head_importance(model, TEXTS, pairs, targets)
     assert found[1, 0] == 0.0
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-6)
-    # By hand: a text at a time, and gates that are a little less than one.
+    # Computed one text at a time, by finite differences of the gates.
     by_hand = np.zeros_like(found)
     for place in np.ndindex(found.shape):
         seconds: Sequence[str | None] = pairs or [None] * len(TEXTS)
@@ -118,7 +118,7 @@ def evaluated(model: Model, rows: LabelledTexts) -> Evaluation:
 
 
 def labelled_rows(model: Model) -> LabelledTexts:
-    """Sixteen rows, with the labels that the whole model gives them, of both kinds."""
+    """Return sixteen rows of both labels, with the labels that the whole model predicts."""
     texts = [f"{text} {other}" for text in TEXTS for other in TEXTS]
     margins = model.logits(texts) @ np.array([-1.0, 1.0])
     output = model.bert.heads["sequence"].get_submodule("output")
@@ -133,8 +133,8 @@ def test_labelled_rows_give_the_curve_intervals() -> None:
     model = made_model()
     order, rows = random_order(model, 0), labelled_rows(model)
     curve = pruning_curve(model, order, lambda: evaluated(model, rows), steps=3)
-    assert curve.scores[0] == 1.0, "it predicts its own labels"
-    assert curve.scores[-1] == 0.5, "without heads it says the same of every row"
+    assert curve.scores[0] == 1.0, "the whole model predicts its own labels"
+    assert curve.scores[-1] == 0.5, "without heads, all rows get the same prediction"
     whole = evaluated(model, rows)
     assert curve.gains[0] == Difference(0.0, 0.0, 0.0)
     with model.without_heads(order):
@@ -146,7 +146,7 @@ def test_share_that_can_be_removed_within_noise() -> None:
     level, worse = Difference(-0.01, -0.03, 0.01), Difference(-0.2, -0.3, -0.1)
     none = Difference(0.0, 0.0, 0.0)
     curve = PruningCurve((0, 0.25, 0.5, 0.75), (0.9, 0.89, 0.7, 0.89), (none, level, worse, level))
-    assert curve.share_within_noise == 0.25  # what comes after a loss does not count
+    assert curve.share_within_noise == 0.25  # later shares do not count after a significant loss
     assert PruningCurve((0, 0.5), (0.9, 0.89), (none, level)).share_within_noise == 0.5
     assert PruningCurve((0, 0.5), (0.9, 0.8)).share_within_noise is None
     assert PruningCurve((0, 0.5), (0.9, 0.8), (None, None)).share_within_noise is None

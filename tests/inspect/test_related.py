@@ -1,4 +1,4 @@
-"""Same by identity, related by vectors or by a list."""
+"""Related words: identical, related by vectors, or related by a list."""
 
 from collections import Counter
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_lists_that_name_nothing(text: str, message: str, tmp_path: Path) -> Non
 
 
 def test_related_words_of_a_published_model(minilm_folder: Path) -> None:
-    """Forms and neighbours of words are related; that words are frequent hardly makes them so."""
+    """Inflected and similar words are related; frequent words rarely are."""
     model = load(minilm_folder)
     path = Path(cloze.__file__).parent / "demo" / "data" / "authors_dev.tsv"
     sentences = [line.split("\t")[0] for line in path.read_text(encoding="utf-8").splitlines()[1:81]]

@@ -1,4 +1,4 @@
-"""Exact heads are found, random ones are not, and the stated rate is the rate."""
+"""Exact heads are labelled, random heads are not, and the false-positive rate is as stated."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from cloze.inspect.patterns import PATTERNS, ScoreAccumulator, assign_labels, sh
 from tests.inspect.made_heads import QUICK, exact_head, made_layout, random_heads, tallied
 
 
-def test_exact_heads_score_one_and_bear_their_label_first() -> None:
+def test_exact_heads_score_one_and_get_their_label_first() -> None:
     scores = tallied(QUICK, sequences=40, seed=1, exact=True)
     labels = assign_labels(scores, QUICK)
     for index, name in enumerate(PATTERNS):
@@ -26,7 +26,7 @@ def test_head_that_is_exact_half_of_the_time_scores_half() -> None:
         separators = exact_head(layout, PATTERNS.index("separators"))
         tally.add(np.float32(0.5) * (exact_head(layout, 0) + separators)[None], layout)
     scores = tally.finish()
-    # The last words of sentences have no next one and look everywhere instead, but are not asked.
+    # The last words of sentences attend everywhere, but are excluded because they have no next word.
     assert scores.score[0, 0] == pytest.approx(0.5, abs=1e-5)
     assert set(assign_labels(scores, QUICK)[0]) == {"next", "separators"}
 
@@ -37,16 +37,16 @@ def test_random_heads_bear_no_label() -> None:
     assert np.abs(scores.score - scores.null).max() < 0.06
 
 
-def test_nulls_are_passed_as_often_as_stated() -> None:
-    """Of 100 surveys of twelve heads without any pattern, about one in ten has a score above its null's highest."""
+def test_false_positive_rate_is_as_stated() -> None:
+    """Random heads exceed the null's upper bound at the stated rate: about ten in 100 surveys of twelve heads."""
     settings = replace(QUICK, false_rate=0.1, shuffles=58, resamples=100, effect=1e-6)
     passed = labelled = 0
     for seed in range(100):
         scores = tallied(settings, sequences=6, seed=seed, exact=False, heads=12)
         passed += bool((scores.score > scores.null_high).any())
         labelled += any(assign_labels(scores, settings))
-    assert 2 <= passed <= 20  # 10 expected; beyond these once in a thousand
-    assert labelled <= passed  # the interval, too, has to lie above
+    assert 2 <= passed <= 20  # 10 expected; values outside occur once in a thousand
+    assert labelled <= passed  # the interval must be above the null, too
 
 
 def test_shuffled_targets_are_as_many_and_of_ordinary_tokens() -> None:
@@ -54,15 +54,15 @@ def test_shuffled_targets_are_as_many_and_of_ordinary_tokens() -> None:
     found, shuffled = targets(layout), shuffled_targets(layout, 50, np.random.default_rng(0))
     inside = layout.ordinary[:, None] & layout.ordinary
     for name, true, copies in zip(PATTERNS, found, shuffled, strict=True):
-        assert not copies[:, ~layout.ordinary].any()  # special tokens ask nothing
+        assert not copies[:, ~layout.ordinary].any()  # special tokens have no targets
         if name != "separators":
             assert not copies[:, ~inside].any()
-        if name != "other":  # how many copies are in the other sentence is for chance to say
+        if name != "other":  # the number of copies in the other sentence is random
             assert (copies.sum((1, 2)) == true.sum()).all()
         assert (copies != true).any((1, 2)).mean() > 0.9
 
 
-def test_shuffling_keeps_what_is_not_the_pattern() -> None:
+def test_shuffling_preserves_other_statistics() -> None:
     layout = made_layout(np.random.default_rng(4))
     copies = dict(zip(PATTERNS, shuffled_targets(layout, 30, np.random.default_rng(0)), strict=True))
     elsewhere = layout.segments[:, None] != layout.segments
@@ -87,8 +87,8 @@ def test_null_of_prediction_keeps_the_distances() -> None:
         assert distances(copy) == expected
 
 
-def test_head_that_looks_at_neighbours_is_not_predictive_for_that() -> None:
-    """Each token is predicted by the one before it: a head that looks there does what its distance explains."""
+def test_head_on_neighbours_is_not_labelled_predictive() -> None:
+    """A head on the previous token is not labelled predictive if its distance explains the prediction."""
     generator, tally = np.random.default_rng(6), ScoreAccumulator(QUICK)
     for _ in range(30):
         layout = made_layout(generator)
@@ -143,10 +143,10 @@ def test_interval_holds_the_score_and_shrinks_with_the_sequences() -> None:
     for scores in (few, many):
         assert ((scores.low <= scores.score) & (scores.score <= scores.high)).all()
     ratio = (few.high - few.low).mean() / (many.high - many.low).mean()
-    assert 2 < ratio < 4.5  # the root of nine
+    assert 2 < ratio < 4.5  # the square root of nine is expected
 
 
-def test_what_has_no_target_is_not_measured() -> None:
+def test_patterns_without_targets_are_not_measured() -> None:
     generator, tally = np.random.default_rng(10), ScoreAccumulator(QUICK)
     for _ in range(10):
         layout = replace(made_layout(generator), predictive=None)

@@ -1,4 +1,4 @@
-"""Surveys of whole models: untrained ones, ones with a head that was built, and a published one."""
+"""Surveys of whole models: untrained, with a constructed head, and published."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -20,7 +20,7 @@ from tests.inspect.made_heads import QUICK, made_documents
 from tests.model.made import SMALL, vocabulary
 
 SIX = set(PATTERNS) - {"self"}
-# A head as wide as there are positions, so that a position can be a direction of its own.
+# As wide as there are positions, so that each position can be a direction of its own.
 WIDE = BertConfig(vocab_size=100, hidden_size=96, layers=2, heads=2, feedforward_size=32, positions=48)
 
 
@@ -41,7 +41,7 @@ def test_untrained_heads_have_none_of_the_six(seed: int, heads: list[HeadName]) 
 
 @torch.no_grad()
 def with_shifted_head(shift: int) -> Bert:
-    """A model whose layer 0, head 1 attends to the token ``shift`` places on: positions are directions."""
+    """Return a model in which layer 0, head 1 attends ``shift`` tokens ahead: positions are directions."""
     bert, size = Bert.fresh(WIDE, seed=4), WIDE.head_size
     embeddings, attention = bert.encoder.embeddings, bert.encoder.layers[0].attention
     embeddings.position.weight.zero_()
@@ -51,7 +51,7 @@ def with_shifted_head(shift: int) -> Bert:
     query, key = weight[size : 2 * size], weight[WIDE.hidden_size + size : WIDE.hidden_size + 2 * size]
     for one in (query, key):
         one.zero_()
-    query[:, :size] = 3 * torch.eye(size).roll(shift, 0)  # a position's query is the direction of the one after
+    query[:, :size] = 3 * torch.eye(size).roll(shift, 0)  # the query of a position is the direction of the shifted one
     key[:, :size] = 3 * torch.eye(size)
     return bert
 
@@ -61,7 +61,7 @@ def test_head_that_was_built_is_found(shift: int, name: str) -> None:
     survey = survey_heads(made_model(with_shifted_head(shift)), made_documents(), QUICK)
     assert survey.labels[0][1] == name
     assert survey.scores.score[PATTERNS.index(name), 1] > 0.95
-    # The other heads were not touched; that positions weigh more now gives them no pattern.
+    # The other heads are unchanged; larger position vectors give them no pattern.
     assert [label for row in survey.labels for label in row if label in SIX | {"self"}] == [name]
     example = survey.reports[1].examples[0]
     assert example.targets == (example.origin + shift,)
@@ -97,7 +97,7 @@ def test_single_sentences_leave_the_other_one_unmeasured() -> None:
     assert all(set(example.segments) == {0} for report in survey.reports for example in report.examples)
 
 
-def test_model_of_one_segment_is_given_single_sentences() -> None:
+def test_single_segment_model_gets_single_sentences() -> None:
     survey = survey_heads(made_model(Bert.fresh(replace(SMALL, segments=1))), made_documents(), QUICK)
     assert survey.unmeasured == ["other"]
 

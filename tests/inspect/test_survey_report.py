@@ -1,4 +1,4 @@
-"""``cloze heads``: the table, the file, the pictures, and what it says to mistakes."""
+"""``cloze heads``: the table, the file, the pictures, and its error messages."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.inspect.test_survey import made_model, with_shifted_head
 
 @pytest.fixture(scope="module")
 def survey() -> Survey:
-    """Of a model whose layer 0, head 1 attends to the next token."""
+    """The survey of a model in which layer 0, head 1 attends to the next token."""
     return survey_heads(made_model(with_shifted_head(1)), made_documents(), QUICK)
 
 
@@ -40,7 +40,7 @@ def test_file(survey: Survey, tmp_path: Path) -> None:
         "heads.png",
         "heads.svg",
     ]
-    # A page reads it, and its parser knows no NaN.
+    # The browser's JSON parser, which reads the file, does not accept NaN.
     text = (tmp_path / "new" / "folder" / "heads.json").read_text(encoding="utf-8")
     value: dict[str, Any] = json.loads(text, parse_constant=lambda name: pytest.fail(name))
     assert (value["model"], value["layers"], value["heads_a_layer"]) == ("made", 2, 2)
@@ -67,10 +67,10 @@ def test_table_and_findings(survey: Survey) -> None:
     rows = list(table_rows(survey))
     assert [row[:3] for row in rows] == [(one.layer, one.head, one.label) for one in survey.reports]
     assert rows[1][3] == f"{survey.scores.score[0, 1]:.2f}"
-    said = "\n".join(summary_lines(survey))
-    assert "labels of 4 heads, several for some: next 1" in said
-    assert "no head stands out from its null for: previous, same, other, predictive, separators, self" in said
-    assert "measured by the change of the last states, on 8 sequences" in said
+    summary = "\n".join(summary_lines(survey))
+    assert "labels of 4 heads, several for some: next 1" in summary
+    assert "no head stands out from its null for: previous, same, other, predictive, separators, self" in summary
+    assert "measured by the change of the last states, on 8 sequences" in summary
 
 
 def test_example_in_a_line(survey: Survey) -> None:
@@ -89,7 +89,7 @@ SHORT = ("--sequences", "20", "--shuffles", "200", "--resamples", "100", "--pred
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """What a command prints."""
+    """Run a command and return its output."""
     with pytest.raises(SystemExit) as end:
         main([str(word) for word in words])
     assert end.value.code == 0, capsys.readouterr().err
@@ -98,10 +98,10 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 def test_command(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "found"
-    told = run(capsys, "heads", files / "text.txt", "--model", files / "model", "--out", out, *SHORT)
-    assert "0\t1\tnext\t" in told
-    assert "next\tlayer 0, head 1\t" in told
-    assert f"{out}: heads.json, heads.png, heads.svg" in told
+    output = run(capsys, "heads", files / "text.txt", "--model", files / "model", "--out", out, *SHORT)
+    assert "0\t1\tnext\t" in output
+    assert "next\tlayer 0, head 1\t" in output
+    assert f"{out}: heads.json, heads.png, heads.svg" in output
     assert (out / "heads.json").is_file()
 
 
@@ -109,8 +109,8 @@ def test_command_prints_json(files: Path, tmp_path: Path, capsys: pytest.Capture
     related = tmp_path / "related.txt"
     related.write_text("word1 word2\n", encoding="utf-8")
     where = ("--model", files / "model", "--out", tmp_path / "found", "--related", related)
-    told = run(capsys, "heads", files / "text.txt", *where, *SHORT, "--json")
-    assert json.loads(told) == json.loads((tmp_path / "found" / "heads.json").read_text(encoding="utf-8"))
+    output = run(capsys, "heads", files / "text.txt", *where, *SHORT, "--json")
+    assert json.loads(output) == json.loads((tmp_path / "found" / "heads.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Small models and vocabularies, made on the spot."""
+"""Small random models and vocabularies."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ WORDS = ["the", "cat", "sat", "on", "a", "mat", "dog", "ran", "##s", "##ing", ".
 
 
 def vocabulary(size: int) -> list[str]:
-    """This many pieces: the special ones, some words, and made ones to fill up."""
+    """Return a vocabulary of this size: the special tokens, some words, and synthetic pieces."""
     pieces = [*SPECIAL, *WORDS]
     return [*pieces, *(f"word{index}" for index in range(size - len(pieces)))][:size]
 
@@ -24,7 +24,7 @@ def vocabulary(size: int) -> list[str]:
 def random_bert(
     config: BertConfig = SMALL, heads: Collection[HeadName] = (), *, labels: int = 2, pooler: bool | None = None
 ) -> Bert:
-    """A model whose every parameter, biases and norms included, is random and large enough to matter."""
+    """Return a model in which every parameter, including biases and norms, is random and large enough to matter."""
     model = Bert(config, heads, labels=labels, pooler=pooler).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -38,12 +38,12 @@ ATTACHED = {"houlsby": Attachment("houlsby", "token", 2, 4), "lora": Attachment(
 
 
 def attached_bert(config: BertConfig, way: str) -> Bert:
-    """A random model, with an attachment if ``way`` names one, whose parts are random too."""
+    """Return a random model, with a random attachment if ``way`` names one."""
     model = random_bert(config)
     if way in ATTACHED:
         attach(model, ATTACHED[way], seed=1)
         generator = torch.Generator().manual_seed(5)
-        for parameter in model.requires_grad_().parameters():  # what starts at zero would hide mistakes
+        for parameter in model.requires_grad_().parameters():  # parts that start at zero would hide errors
             parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return model
 
@@ -56,7 +56,7 @@ def model_folder(
     task: TaskLabels | None = None,
     pooler: bool | None = None,
 ) -> ModelFolder:
-    """A random model with a tokenizer that fits."""
+    """Return a random model with a matching tokenizer."""
     tokenizer = Tokenizer.from_vocabulary(
         vocabulary(config.vocab_size), lowercase=True, max_length=min(config.positions, 32)
     )
@@ -64,24 +64,24 @@ def model_folder(
 
 
 def saved(contents: ModelFolder, folder: Path) -> Path:
-    """Save and return the place."""
+    """Save a model and return the folder."""
     save_folder(contents, folder)
     return folder
 
 
 def assert_close(ours: Any, theirs: Any) -> None:
-    """Within 1e-5, tensors or arrays: float32 sums in another order differ by less, and a mistake by more."""
+    """Compare with a tolerance of 1e-5: another summation order differs by less, an error by more."""
     torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs), atol=1e-5, rtol=0.0, check_dtype=False)
 
 
 def assert_same_weights(ours: Backbone, expected: Backbone) -> None:
-    """To the bit, and under the same names."""
+    """Require bit-identical weights under the same names."""
     tensors = expected.state_dict()
     assert ours.state_dict().keys() == tensors.keys()
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in ours.state_dict().items())
 
 
-# Every combination of heads that a folder may have, or nearly.
+# Nearly every combination of heads that a folder may have.
 EVERY_HEADS: list[list[HeadName]] = [
     [],
     ["mlm"],
@@ -93,3 +93,15 @@ EVERY_HEADS: list[list[HeadName]] = [
     ["span"],
     ["choice"],
 ]
+
+
+def peak_memory(work: Callable[[], object]) -> int:
+    """Return the peak bytes of the tensors that a function allocates, by the profiler's list of allocations."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    total = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        total += event.nbytes()
+        peak = max(peak, total)
+    return peak

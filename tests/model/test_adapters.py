@@ -1,4 +1,4 @@
-"""Houlsby's adapters, and what is put into a model and taken out again, whatever its kind."""
+"""Houlsby adapters, and attaching and detaching parts of every kind."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def encode(bert: Backbone) -> Tensor:
 
 
 def move(bert: Backbone) -> None:
-    """Give every trained parameter another value."""
+    """Change the value of every trained parameter."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in bert.parameters():
@@ -62,7 +62,7 @@ def test_fresh_attachment_is_the_base_to_the_bit(attachment: Attachment, config:
 
 
 def test_adapters_stand_before_the_sum_and_the_norm() -> None:
-    """What the paper's figure 2 shows, step by step for one layer."""
+    """Adapters are applied before the residual sum and the norm, as in figure 2 of the paper."""
     bert = random_bert(SMALL, ["sequence"])
     attach(bert, HOULSBY, seed=0)
     move(bert)
@@ -121,7 +121,7 @@ def test_pooler_is_trained_as_a_copy_that_starts_as_the_bases() -> None:
         assert torch.equal(own.state_dict()[name], before[name]), "the base has its own"
 
 
-def test_pooler_of_a_base_without_one_starts_at_random() -> None:
+def test_missing_pooler_is_initialized_randomly() -> None:
     bert = random_bert(SMALL, pooler=False)
     assert bert.pooler is None
     attach(bert, replace(LORA, pooler=True), seed=0)
@@ -146,7 +146,7 @@ def test_at_most_four_per_cent_are_trained(config: BertConfig, attachment: Attac
 def test_every_trained_parameter_gets_a_gradient_and_no_other(attachment: Attachment) -> None:
     bert = random_bert(SMALL, ["sequence"])
     attach(bert, attachment, seed=0)
-    move(bert)  # what starts at zero hides what is behind it for one step
+    move(bert)  # parts that start at zero block the gradients of earlier ones for one step
     bert.heads["sequence"](bert.pooled(bert(IDS, SEGMENTS, MASK).last, MASK)).square().sum().backward()
     for name, parameter in bert.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
@@ -162,7 +162,7 @@ def test_every_head_stands_on_every_kind(kind: AttachmentKind, head: HeadName) -
     assert task_logits(bert, head, encode(bert), [2]).shape == expected
 
 
-def test_what_is_put_in_is_taken_out_again() -> None:
+def test_attached_parts_are_detached() -> None:
     bert = random_bert(SMALL, ["mlm", "nsp"])
     before, state = encode(bert), bert.state_dict()
     parts = new_parts(bert, HOULSBY)
@@ -174,7 +174,7 @@ def test_what_is_put_in_is_taken_out_again() -> None:
     assert torch.equal(encode(bert), before)
     after = bert.state_dict()
     assert after.keys() == state.keys()
-    assert all(after[name].data_ptr() == state[name].data_ptr() for name in state), "nothing was copied"
+    assert all(after[name].data_ptr() == state[name].data_ptr() for name in state), "weights are shared, not copied"
 
 
 def test_seed_decides_the_start() -> None:

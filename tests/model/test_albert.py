@@ -1,4 +1,4 @@
-"""ALBERT: narrow tables and one layer for all, the same in ``transformers`` and here, in both directions."""
+"""ALBERT: factorized embeddings and shared layers, with the same results in cloze and ``transformers``."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from cloze.predict import Model
 from cloze.text import write_vocabulary
 from tests.model.made import SMALL, assert_close, model_folder, random_bert, saved, vocabulary
 
-ORACLE: Any = transformers  # typed in parts only
+ORACLE: Any = transformers  # transformers is only partly typed
 SHARED = replace(SMALL, embedding_size=10, shared_layers=True)
 SHAPES = {
     "albert": SHARED,
@@ -36,7 +36,7 @@ def random_batch(batch: int, length: int, vocab_size: int, segments: int) -> tup
 
 
 def their_model(seed: int) -> Any:
-    """A random ALBERT of theirs, with all of its parameters large enough to matter."""
+    """Return a random ALBERT of transformers in which all parameters are large enough to matter."""
     generator = torch.Generator().manual_seed(seed)
     heads = 1 + seed
     layers = 2 + seed % 3
@@ -51,7 +51,7 @@ def their_model(seed: int) -> Any:
         max_position_embeddings=24,
         type_vocab_size=1 + seed,
         hidden_act=["gelu_new", "gelu", "relu", "gelu_new"][seed],
-        attn_implementation="eager",  # the only one of theirs that returns attention weights
+        attn_implementation="eager",  # the only implementation that returns attention weights
     )
     model = ORACLE.AlbertForPreTraining(config).eval()
     with torch.no_grad():
@@ -63,8 +63,8 @@ def their_model(seed: int) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_theirs_here(seed: int, tmp_path: Path) -> None:
-    """Every state, every attention weight, all logits, the loss and all gradients."""
+def test_transformers_model_in_cloze(seed: int, tmp_path: Path) -> None:
+    """An ALBERT of transformers gives equal states, attention weights, logits, loss and gradients in cloze."""
     theirs = their_model(seed)
     theirs.save_pretrained(tmp_path)
     write_vocabulary(tmp_path / "vocab.txt", vocabulary(theirs.config.vocab_size))
@@ -109,7 +109,7 @@ def test_theirs_here(seed: int, tmp_path: Path) -> None:
 
 
 def logits(model: Backbone, last: Tensor) -> dict[str, Tensor]:
-    """What each head says, under the names that ``transformers`` gives it."""
+    """Return the output of each head, under the names used by ``transformers``."""
     found: dict[str, Tensor] = {}
     for name in model.head_names:
         head = model.heads[name]
@@ -182,8 +182,8 @@ def test_one_layer_is_trained_by_all() -> None:
         assert parameter.grad.abs().max() > 1e-8, name
 
 
-def test_asked_like_any_other() -> None:
-    """Filling, embedding, every layer, every attention weight, labels."""
+def test_all_predictions_work() -> None:
+    """Filling, embedding, hidden states, attention weights and labels work as for BERT."""
     model = Model(model_folder(["mlm", "sop"], config=SHARED), device="cpu")
     assert len(model.fill("the [MASK] sat", 3)[0]) == 3
     assert model.embed(["the cat", "a mat sat"]).shape == (2, SMALL.hidden_size)

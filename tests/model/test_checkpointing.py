@@ -1,4 +1,4 @@
-"""Gradient checkpointing: the same loss and gradients to the bit, from less that is kept."""
+"""Activation checkpointing: bit-identical loss and gradients with less stored memory."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def loss_of(model: Bert) -> Tensor:
 
 
 def kept_bytes(model: Bert) -> int:
-    """What autograd keeps of one forward pass, beside the parameters; each storage counts once."""
+    """Return the bytes that autograd stores for one forward pass, without parameters; shared storage counts once."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
 
@@ -66,6 +66,6 @@ def test_evaluation_takes_no_detour() -> None:
     plain = kept_bytes(model)
     model.encoder.checkpointing = True
     assert kept_bytes(model) == plain
-    # Explicit attention weights come through a checkpoint as well.
+    # Explicit attention weights work with checkpointing as well.
     output = model.train().encoder(IDS, torch.zeros_like(IDS), MASK, keep_attentions=True, keep_states=True)
     assert [len(output.attentions), len(output.states)] == [2, 3]

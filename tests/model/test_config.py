@@ -1,4 +1,4 @@
-"""Names of sizes, what they count to, and what is no size."""
+"""Preset names, parameter counts, and invalid sizes."""
 
 from typing import Any
 
@@ -32,12 +32,12 @@ def test_base_is_the_default() -> None:
 
 @pytest.mark.parametrize(("name", "count"), [("base", 109_482_240), ("large", 335_141_888)])
 def test_parameter_counts(name: str, count: int) -> None:
-    """What ``transformers`` counts for bert-base-uncased and bert-large-uncased, pooler included."""
+    """Parameter counts equal those of ``transformers`` for bert-base-uncased and bert-large-uncased, with pooler."""
     with torch.device("meta"):
         assert Bert(preset(name), pooler=True).parameter_count() == count
         with_mlm = Bert(preset(name), ["mlm"], pooler=True)
     width = preset(name).hidden_size
-    # The output matrix is the embedding and counts once: a transform, its norm and one bias a piece are what is new.
+    # The output matrix is tied to the embedding: only a transform, its norm and one bias per piece are added.
     assert with_mlm.parameter_count() == count + width * width + 3 * width + 30522
 
 
@@ -105,7 +105,7 @@ SMALL_NUMBER = "a small positive number was expected"
         ),
     ],
 )
-def test_what_is_refused(name: str, value: Any, message: str) -> None:
+def test_invalid_input_is_rejected(name: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         BertConfig(**{name: value})
     assert str(caught.value) == message

@@ -1,4 +1,4 @@
-"""Parameters, arithmetic and memory by formula, held against models that were made."""
+"""Estimated parameters, FLOPs and memory, compared with real models."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from cloze.model.losses import (
     next_sentence_loss,
     span_boundary_logits,
 )
-from tests.model.made import EVERY_HEADS
+from tests.model.made import EVERY_HEADS, peak_memory
 
 SHAPE = BertConfig(vocab_size=500, hidden_size=64, layers=3, heads=4, feedforward_size=256, positions=64)
 CONFIGS = {
@@ -49,7 +49,7 @@ def test_albert_base_has_its_published_size() -> None:
 
 
 def step(model: Bert) -> None:
-    """Forward and back, with all that the heads have to say."""
+    """Run the forward and backward pass with all heads."""
     ids = torch.randint(1, 500, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
     chosen = torch.arange(CHOSEN) * 8 + 1
     needed = {"mlm": chosen, "mlm nsp": torch.cat([first_positions(ids), chosen])}.get(" ".join(model.heads))
@@ -74,25 +74,17 @@ def test_arithmetic(name: str, heads: list[HeadName], checkpointing: bool) -> No
     share = CHOSEN / (BATCH * LENGTH)
     counted = counter.get_total_flops() / (BATCH * LENGTH)
     expected = count_flops(CONFIGS[name], heads, LENGTH, chosen=share, checkpointing=checkpointing)
-    # All but exact: the sentence head's two outputs are left out.
+    # Nearly exact: the estimate omits the two outputs of the sentence head.
     assert counted == pytest.approx(expected, rel=1e-4)
 
 
 def highest(config: BertConfig, heads: list[HeadName], checkpointing: bool) -> int:
-    """Bytes of tensors at the height of a step, by the profiler's list of allocations; gradients are there before."""
+    """Return the peak tensor bytes of a step, from the profiler's allocations; gradients are allocated before."""
     model = Bert.fresh(config, heads).train()
     model.encoder.checkpointing = checkpointing
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        step(model)
-    results = profile.profiler.kineto_results
-    events = [event for event in results.events() if event.name() == "[memory]"]
-    total = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        total += event.nbytes()
-        peak = max(peak, total)
-    return peak
+    return peak_memory(lambda: step(model))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -110,7 +102,7 @@ def test_memory(name: str, heads: list[HeadName], dropout: float, checkpointing:
         explicit=dropout > 0,
         checkpointing=checkpointing,
     )
-    # Where little is kept, what is at work for a moment weighs more, and is known less well.
+    # With checkpointing, temporary buffers dominate, and their estimate is less accurate.
     assert expected == pytest.approx(highest(config, heads, checkpointing), rel=0.1 if checkpointing else 0.035)
 
 
@@ -120,7 +112,7 @@ def test_estimate_puts_it_together() -> None:
     assert whole.parameters == count_parameters(config, ["mlm", "nsp"])
     assert whole.weight_bytes == whole.gradient_bytes == 4 * whole.parameters
     assert whole.optimizer_bytes == 8 * whole.parameters
-    # Six a parameter of the layers and a token is the rule of thumb; attention and the word head come on top.
+    # Rule of thumb: six FLOPs per layer parameter and token; attention and the masked-word head add to that.
     layers = 12 * (4 * 768 * 768 + 2 * 768 * 3072)
     assert 6 * layers < whole.flops_per_token < 7.5 * layers
     assert whole.total_bytes == 16 * whole.parameters + whole.activation_bytes

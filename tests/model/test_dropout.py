@@ -1,4 +1,4 @@
-"""Dropout by sixteen random bits: the share, the scale and the gradient of the usual one."""
+"""Dropout from sixteen random bits: rate, scale and gradient equal standard dropout."""
 
 import math
 
@@ -20,13 +20,13 @@ def dropped(probability: float, shape: tuple[int, ...], seed: int = 0) -> Tensor
 def test_share_that_is_dropped(probability: float) -> None:
     count = 1_000_000
     zeros = int((dropped(probability, (count,)) == 0).sum())
-    # Five deviations of a binomial, and what rounding to sixteen bits may cost.
+    # Five standard deviations of a binomial, plus the error of rounding the rate to sixteen bits.
     bound = 5 * math.sqrt(count * probability * (1 - probability)) + count / 2**17
     assert abs(zeros - count * probability) < bound
 
 
 def test_places_in_a_draw_are_alike_and_independent() -> None:
-    """Four elements share a draw of 64 bits: each has the same share, and no two go together."""
+    """The four elements that share a draw of 64 bits have the same dropout rate and are uncorrelated."""
     zeros = (dropped(0.5, (250_000, 4), seed=1) == 0).double()
     assert ((zeros.mean(0) - 0.5).abs() < 5 * math.sqrt(0.25 / 250_000)).all()
     together = torch.corrcoef(zeros.T) - torch.eye(4)
@@ -37,12 +37,12 @@ def test_every_bit_is_used() -> None:
     torch.manual_seed(0)
     bits = random_bits(torch.Size((40_000, 4)))
     for bit in range(16):
-        shares = ((bits >> bit) & 1).double().mean(0)  # of each of the four places
+        shares = ((bits >> bit) & 1).double().mean(0)  # of each of the four positions
         assert ((shares - 0.5).abs() < 5 * math.sqrt(0.25 / 40_000)).all(), bit
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.25, 0.9])
-def test_what_is_kept_grows(probability: float) -> None:
+def test_kept_values_are_scaled(probability: float) -> None:
     values = dropped(probability, (10_000,))
     kept = values[values != 0]
     assert len(kept) > 500
@@ -58,7 +58,7 @@ def test_bfloat16_drops_the_same_elements(probability: float) -> None:
     assert torch.equal(narrow, wide.bfloat16())
 
 
-def test_gradient_takes_the_same_way() -> None:
+def test_gradient_uses_the_same_mask() -> None:
     values = torch.randn(50, 9, requires_grad=True)
     torch.manual_seed(5)
     output = Dropout(0.3).train()(values)
@@ -81,7 +81,7 @@ def test_same_seed_same_mask() -> None:
 
 
 @pytest.mark.parametrize(("probability", "training"), [(0.5, False), (0.0, True)])
-def test_nothing_to_do_is_nothing_done(probability: float, training: bool) -> None:
+def test_zero_dropout_returns_the_input(probability: float, training: bool) -> None:
     values, state = torch.randn(7), torch.get_rng_state()
     assert Dropout(probability).train(training)(values) is values
     assert torch.equal(torch.get_rng_state(), state)

@@ -1,4 +1,4 @@
-"""What holds for any weights: who sees whom, what padding does, what is trained and what it starts from."""
+"""Properties of the encoder for any weights: attention visibility, padding, gradients and initialization."""
 
 import math
 
@@ -19,7 +19,7 @@ LENGTHS = torch.tensor([9, 4, 6])
 
 @pytest.fixture
 def batch() -> Batch:
-    """Ids, segments and mask of three texts, padded with noise that must not be seen."""
+    """Ids, segments and mask of three texts, padded with random ids that must not matter."""
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(1, SMALL.vocab_size, (3, 9), generator=generator)
     segments = torch.randint(0, SMALL.segments, (3, 9), generator=generator)
@@ -36,7 +36,7 @@ def test_explicit_attention_equals_the_fused_kernel(batch: Batch) -> None:
 
 
 def test_bfloat16_on_a_cpu_is_trained_without_the_fused_kernel(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way back through it is several times slower there; the states are the same, as far as bfloat16 goes."""
+    """bfloat16 training on a CPU avoids the fused kernel, whose backward pass is slower; the states agree."""
     encoder = random_bert().encoder
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with torch.no_grad():
@@ -44,7 +44,7 @@ def test_bfloat16_on_a_cpu_is_trained_without_the_fused_kernel(batch: Batch, mon
         monkeypatch.setattr(functional, "scaled_dot_product_attention", None)
         written_out = encoder(*batch).last
     assert torch.nn.functional.cosine_similarity(written_out[batch[2]], fused[batch[2]], dim=-1).min() > 0.999
-    with pytest.raises(TypeError):  # float32 has it
+    with pytest.raises(TypeError):  # float32 uses the fused kernel
         encoder(*batch)
 
 
@@ -74,7 +74,7 @@ def test_every_parameter_gets_a_gradient(batch: Batch) -> None:
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().max() > 1e-8, name
-    # Only the decoder teaches [PAD]'s row: a look-up of padding never does.
+    # Only the decoder updates the row of [PAD]; looking up padding has no gradient.
     lookup = random_bert()
     lookup(torch.zeros_like(ids), segments).last.square().sum().backward()
     gradient = lookup.encoder.embeddings.token.weight.grad
@@ -83,7 +83,7 @@ def test_every_parameter_gets_a_gradient(batch: Batch) -> None:
 
 
 def test_three_lookups_are_one_matrix_product(batch: Batch) -> None:
-    """[one-hot token, one-hot segment, one-hot position] times the stacked tables is the sum of the look-ups."""
+    """[one-hot token, one-hot segment, one-hot position] times the stacked tables equals the summed look-ups."""
     table, (ids, segments, _) = random_bert().encoder.embeddings, batch
     positions = torch.arange(9).expand(3, 9)
     one_hot = torch.cat(
@@ -124,13 +124,13 @@ def test_gelu_is_exact() -> None:
     values = torch.linspace(-5, 5, 101, dtype=torch.float64)
     exact = torch.tensor([x * (1 + math.erf(x / math.sqrt(2))) / 2 for x in values.tolist()], dtype=torch.float64)
     torch.testing.assert_close(activation("gelu")(values), exact, atol=1e-12, rtol=0)
-    assert (activation("gelu_new")(values) - exact).abs().max() > 1e-4  # the tanh form is another function
+    assert (activation("gelu_new")(values) - exact).abs().max() > 1e-4  # the tanh approximation is a different function
 
 
 def test_fresh_weights() -> None:
     config = BertConfig(vocab_size=2000, hidden_size=64, layers=2, heads=2, feedforward_size=128, positions=64)
     model = Bert.fresh(config, ["mlm", "nsp"], seed=1)
-    # A normal cut at two deviations has 0.8796 of its deviation left.
+    # A normal distribution truncated at two standard deviations retains 0.8796 of its deviation.
     expected = 0.8796 * config.initial_deviation
     for name, parameter in model.named_parameters():
         if "norm.weight" in name:
@@ -139,7 +139,7 @@ def test_fresh_weights() -> None:
             assert (parameter == 0).all(), name
         else:
             assert parameter.abs().max() <= 2 * config.initial_deviation, name
-            spread = 5 / math.sqrt(2 * parameter.numel())  # five standard errors of a deviation
+            spread = 5 / math.sqrt(2 * parameter.numel())  # five standard errors of a standard deviation
             assert parameter.std().item() == pytest.approx(expected, rel=spread + 0.02), name
     assert not model.encoder.embeddings.token.weight[config.pad_id].any()
 
@@ -153,7 +153,7 @@ def test_same_seed_same_weights() -> None:
 
 @pytest.mark.parametrize("length", [1, 31, 32, 45, 64])
 def test_attention_in_bfloat16_is_rounded_once(length: int) -> None:
-    """Whichever way the softmax goes, the weights are those of float32 from the same scores, rounded."""
+    """bfloat16 attention weights equal the float32 softmax of the same scores, rounded once, by either method."""
     torch.manual_seed(0)
     query, key = torch.randn(2, 2, 3, length, 8).bfloat16()
     mask = torch.ones(2, 1, 1, length, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Frozen states and what reads them."""
+"""Frozen states and the heads that use them."""
 
 from dataclasses import replace
 from typing import get_args
@@ -97,7 +97,7 @@ def test_encoder_has_no_dropout_while_the_head_is_trained() -> None:
 def test_kept_states_are_used_in_training_alone_and_only_for_rows_that_are_kept() -> None:
     bert, reader = make("last")
     rows = [([2, 7, 8, 9, 3], [0] * 5), ([2, 9, 7, 3], [0] * 4)]
-    reader.kept = {key(*row): torch.full((1, len(row[0]), 16), float(number + 1)) for number, row in enumerate(rows)}
+    reader.cache = {key(*row): torch.full((1, len(row[0]), 16), float(number + 1)) for number, row in enumerate(rows)}
     with torch.no_grad():
         kept = bert.train()(IDS, SEGMENTS, MASK).last
         assert kept[0].eq(1).all()

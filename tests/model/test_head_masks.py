@@ -1,4 +1,4 @@
-"""Heads taken away: by gates or by zeros it is the same, and others load what is left."""
+"""Removed heads: gates and zeroed weights are equivalent, and other libraries load the pruned model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +26,14 @@ def last(bert: Bert) -> torch.Tensor:
 
 
 def test_head_that_is_left_out_is_a_sum_without_it() -> None:
-    """The first layer's attention, by hand: what the heads bring, added up without one of them."""
+    """The first layer without a head equals the sum over its other heads."""
     bert = random_bert()
     attention, size = bert.encoder.layers[0].attention, SMALL.head_size
     assert isinstance(attention, SelfAttention)
     with torch.no_grad():
         hidden = bert.encoder.embeddings(IDS, SEGMENTS)
         projected = attention.query_key_value(hidden)
-        query, key, value = (part[..., :size] for part in projected.split(SMALL.hidden_size, -1))  # head 0 alone
+        query, key, value = (part[..., :size] for part in projected.split(SMALL.hidden_size, -1))  # only head 0
         weights = (query @ key.transpose(-1, -2) / size**0.5).softmax(-1)
         output = attention.output
         expected = (weights @ value) @ output.weight[:, :size].T + output.bias
@@ -51,14 +51,14 @@ def test_gates_zeros_and_both_attentions_agree() -> None:
     with without_heads(bert, HEADS):
         gated = last(bert)
         explicit = bert.encoder(IDS, SEGMENTS, keep_attentions=True).last
-    assert_close(last(bert), whole)  # the block has ended
+    assert_close(last(bert), whole)  # outside the block, the head is back
     assert (gated - whole).abs().max() > 0.01
     assert_close(explicit, gated)
     prune_heads(bert, HEADS)
     assert_close(last(bert), gated)
 
 
-def test_gates_of_one_change_nothing_and_those_of_a_sequence_are_its_own() -> None:
+def test_gates_of_one_are_neutral_and_gates_are_per_sequence() -> None:
     bert = random_bert()
     gates = torch.ones(3, SMALL.layers, SMALL.heads)
     with gated_heads(bert, gates):
@@ -73,7 +73,7 @@ def test_gates_of_one_change_nothing_and_those_of_a_sequence_are_its_own() -> No
     assert_close(mixed, torch.stack([whole[0], pruned[1], whole[2]]))
 
 
-def test_slope_of_a_gate_is_what_a_small_step_makes() -> None:
+def test_gate_gradient_equals_finite_differences() -> None:
     bert = random_bert().double()
     gates = torch.ones(SMALL.layers, SMALL.heads, dtype=torch.float64, requires_grad=True)
 
@@ -105,7 +105,7 @@ def test_pruned_folder_is_the_same_to_transformers(tmp_path: Path) -> None:
     assert_close(load(tmp_path / "pruned").hidden("the cats sat on a mat"), expected)
 
 
-def test_shared_layers_are_gated_one_by_one_and_not_pruned() -> None:
+def test_shared_layers_are_gated_separately_and_not_pruned() -> None:
     config = replace(SMALL, shared_layers=True, embedding_size=8)
     bert = random_bert(config)
     whole = last(bert)

@@ -1,4 +1,4 @@
-"""Low-rank changes: where they go, and that they can become part of the weights."""
+"""LoRA: the adapted layers, and merging into the weights."""
 
 import torch
 
@@ -26,7 +26,7 @@ def test_changes_and_head_are_trained_and_nothing_else() -> None:
     assert sum("low_rank" in name for name in trained(bert)) == 4 * SMALL.layers
 
 
-def test_merged_model_is_plain_and_says_the_same() -> None:
+def test_merged_model_is_plain_with_equal_outputs() -> None:
     bert = random_bert(SMALL, ["sequence"], labels=3)
     attach(bert, LORA, seed=0)
     base = encode(bert)
@@ -36,4 +36,4 @@ def test_merged_model_is_plain_and_says_the_same() -> None:
     assert (expected - base).abs().max() > 0.01
     torch.testing.assert_close(encode(merged), expected, atol=1e-6, rtol=0)
     assert merged.state_dict().keys() == random_bert(SMALL, ["sequence"], labels=3).state_dict().keys()
-    assert torch.equal(encode(bert), expected), "the one that was merged is as it was"
+    assert torch.equal(encode(bert), expected), "the merged model's source is unchanged"

@@ -1,4 +1,4 @@
-"""Only some of the last states: those come out as if all had been computed, forward and back."""
+"""Computing only some of the last states gives the same states and gradients as computing all."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ MASK = torch.arange(9) < torch.tensor([[9], [4], [6]])
 PLACES = torch.tensor([20, 0, 9, 10, 18])  # in any order
 
 
-def made(name: str, way: str) -> Bert:
+def make_model(name: str, way: str) -> Bert:
     model = attached_bert(CONFIGS[name], way).train()
     model.encoder.checkpointing = way == "checkpointing"
     return model
@@ -35,7 +35,7 @@ def test_needed_states_and_their_gradients_are_those_of_all(name: str, way: str)
     weights = torch.randn(len(PLACES), SMALL.hidden_size, generator=torch.Generator().manual_seed(4))
     results = []
     for needed in (None, PLACES):
-        model = made(name, way)
+        model = make_model(name, way)
         found = states(model, needed)[PLACES]
         (found * weights).sum().backward()  # type: ignore[no-untyped-call]
         results.append([found.detach(), *(one.grad for one in model.parameters() if one.grad is not None)])
@@ -45,20 +45,20 @@ def test_needed_states_and_their_gradients_are_those_of_all(name: str, way: str)
 
 
 def test_other_places_are_zero() -> None:
-    found = states(made("bert", "plain").eval(), PLACES)
+    found = states(make_model("bert", "plain").eval(), PLACES)
     others = torch.ones(IDS.numel(), dtype=torch.bool).index_fill(0, PLACES, False)
     assert not found[others].any()
     assert found[PLACES].all()
 
 
 def test_none_needed() -> None:
-    found = states(made("bert", "plain"), torch.empty(0, dtype=torch.long))
+    found = states(make_model("bert", "plain"), torch.empty(0, dtype=torch.long))
     assert not found.any()
     found.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def test_the_last_layer_does_less() -> None:
-    model, rows = made("bert", "plain").eval(), []
+    model, rows = make_model("bert", "plain").eval(), []
     for module in model.modules():
         if isinstance(module, Layer):
             module.expand.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[:-1].numel()))
@@ -66,7 +66,7 @@ def test_the_last_layer_does_less() -> None:
     assert rows == [27, 27, 3]
 
 
-def test_heads_read_what_they_need() -> None:
+def test_heads_use_the_needed_states() -> None:
     model = Bert(SMALL)
     assert first_positions(IDS).tolist() == [0, 9, 18]
     for head in ("sequence", "choice", "nsp", "sop"):

@@ -1,4 +1,4 @@
-"""Prediction and training without padding: the same states and gradients as with it, in fewer rows."""
+"""Prediction and training without padding: the same states and gradients in fewer rows."""
 
 from dataclasses import replace
 
@@ -18,12 +18,12 @@ SEGMENTS = (torch.arange(9) > 4).long().expand_as(IDS)
 MASK = torch.arange(9) < torch.tensor(LENGTHS)[:, None]
 
 
-def made(name: str, way: str) -> Bert:
+def make_model(name: str, way: str) -> Bert:
     return attached_bert(CONFIGS[name], way).eval()
 
 
-def both(model: Bert, mask: Tensor, needed: Tensor | None = None) -> tuple[EncoderOutput, EncoderOutput]:
-    """Padded, as on accelerators or with gradients that nobody trains by, and packed."""
+def padded_and_packed(model: Bert, mask: Tensor, needed: Tensor | None = None) -> tuple[EncoderOutput, EncoderOutput]:
+    """Return the padded output (used on accelerators and when gradients are enabled) and the packed one."""
     padded = model.requires_grad_(False).encoder(IDS, SEGMENTS, mask, needed=needed, keep_states=True)
     with torch.no_grad():
         packed = model.encoder(IDS, SEGMENTS, mask, needed=needed, keep_states=True)
@@ -33,7 +33,7 @@ def both(model: Bert, mask: Tensor, needed: Tensor | None = None) -> tuple[Encod
 @pytest.mark.parametrize("way", ["plain", *ATTACHED])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_same_states(name: str, way: str) -> None:
-    padded, packed = both(made(name, way), MASK)
+    padded, packed = padded_and_packed(make_model(name, way), MASK)
     assert len(padded.states) == len(packed.states) == SMALL.layers + 1
     for one, other in zip([padded.last, *padded.states], [packed.last, *packed.states], strict=True):
         assert_close(other[MASK], one[MASK])
@@ -43,29 +43,32 @@ def test_the_same_states(name: str, way: str) -> None:
 
 @pytest.mark.parametrize("mask", [MASK.flip(1), torch.rand(6, 9, generator=torch.Generator().manual_seed(1)) > 0.4])
 def test_tokens_may_stand_anywhere(mask: Tensor) -> None:
-    padded, packed = both(made("bert", "plain"), mask)
+    padded, packed = padded_and_packed(make_model("bert", "plain"), mask)
     assert_close(packed.last[mask], padded.last[mask])
 
 
 def test_with_some_places_needed() -> None:
     places = torch.cat([first_positions(IDS), torch.tensor([10, 3, 30])])
-    padded, packed = both(made("bert", "plain"), MASK, places)
+    padded, packed = padded_and_packed(make_model("bert", "plain"), MASK, places)
     assert_close(packed.last, padded.last)
     assert (packed.last.flatten(0, 1).abs().sum(1) > 0).sum() == len(places)
 
 
 def test_padding_is_not_computed() -> None:
-    model, rows = made("bert", "plain"), []
+    model, rows = make_model("bert", "plain"), []
     for module in model.modules():
         if isinstance(module, Layer):
             module.expand.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[:-1].numel()))
-    both(model, MASK)
+    padded_and_packed(model, MASK)
     assert rows == [54] * 3 + [sum(LENGTHS)] * 3
 
 
-def test_company_changes_nothing() -> None:
-    """But for the last digit: a product of one row may be added up in another order than one of many."""
-    model = made("bert", "plain")
+def test_the_batch_does_not_matter() -> None:
+    """A sequence has the same states in any batch, except for the last digit.
+
+    Products of one row and of many rows may sum in another order.
+    """
+    model = make_model("bert", "plain")
     with torch.inference_mode():
         together = model(IDS, SEGMENTS, MASK).last
         for row, length in enumerate(LENGTHS):
@@ -77,14 +80,14 @@ def test_a_row_without_tokens() -> None:
     mask = MASK.clone()
     mask[2] = False
     assert [group.shape for group in Packing.of(mask).groups] == [(1, 9), (1, 4), (1, 6), (1, 4), (1, 1)]
-    _, packed = both(made("bert", "plain"), mask)
+    _, packed = padded_and_packed(make_model("bert", "plain"), mask)
     assert not packed.last[2].any()
     assert packed.last[mask].all()
 
 
 def test_attention_weights_are_those_of_whole_batches() -> None:
     with torch.inference_mode():
-        found = made("bert", "plain").encoder(IDS, SEGMENTS, MASK, keep_attentions=True).attentions
+        found = make_model("bert", "plain").encoder(IDS, SEGMENTS, MASK, keep_attentions=True).attentions
     assert {tuple(weights.shape) for weights in found} == {(6, SMALL.heads, 9, 9)}
 
 
@@ -108,8 +111,8 @@ def test_training_has_the_same_gradients(
         torch.testing.assert_close(packed, padded, atol=1e-4, rtol=1e-4)
 
 
-def test_training_computes_no_padding_and_asks_attention_for_several_rows() -> None:
-    model, rows, parts = made("bert", "plain").train(), list[int](), list[tuple[int, int]]()
+def test_training_skips_padding_and_batches_attention() -> None:
+    model, rows, parts = make_model("bert", "plain").train(), list[int](), list[tuple[int, int]]()
     first = model.encoder.layers[0]
     assert isinstance(first, Layer)
     first.expand.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[1]))
@@ -120,7 +123,10 @@ def test_training_computes_no_padding_and_asks_attention_for_several_rows() -> N
 
 
 def test_gradients_are_the_same_to_the_bit_at_any_number_of_threads() -> None:
-    """Positions come many times; where threads add up their gradients as they come, sums differ from run to run."""
+    """Gradients of repeated positions are bit-identical for any number of threads.
+
+    If threads added their gradients concurrently, the sums would differ from run to run.
+    """
     config = replace(SMALL, hidden_size=320, heads=4, dropout=0.0)
     embeddings, threads = random_bert(config).encoder.embeddings.train(), torch.get_num_threads()
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""The same weights in ``transformers`` and here: every intermediate value, the loss and every gradient."""
+"""The same weights in ``transformers`` and in cloze: equal intermediate values, loss and gradients."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,8 @@ from cloze.model.losses import masked_word_logits, masked_word_loss, next_senten
 from cloze.text import write_vocabulary
 from tests.model.made import assert_close, vocabulary
 
-ORACLE: Any = transformers  # typed in parts only
-IGNORED = -100  # the label of a position that was not chosen
+ORACLE: Any = transformers  # transformers is only partly typed
+IGNORED = -100  # label of positions that are not masked
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Case:
     ids: Tensor  # (B, T)
     segments: Tensor  # (B, T)
     mask: Tensor  # (B, T)
-    labels: Tensor  # (B, T), IGNORED where not chosen
+    labels: Tensor  # (B, T), IGNORED at positions that are not masked
     is_random: Tensor  # (B,)
 
     def their_output(self) -> Any:
@@ -63,7 +63,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
         type_vocab_size=draw(1, 4),
         hidden_act=["gelu", "gelu", "gelu_new", "relu"][draw(0, 3)],
         layer_norm_eps=[1e-12, 1e-5][draw(0, 1)],
-        attn_implementation="eager",  # the only one of theirs that returns attention weights
+        attn_implementation="eager",  # the only implementation that returns attention weights
     )
     theirs = ORACLE.BertForPreTraining(config).eval()
     with torch.no_grad():
@@ -109,7 +109,7 @@ def test_forward(case: Case) -> None:
 
 
 def test_loss_and_gradients(case: Case) -> None:
-    """The loss is the one that training uses: chosen positions only, and attention by the fused kernel."""
+    """The training loss and its gradients agree: masked positions only, with the fused attention kernel."""
     expected = case.their_output().loss
     expected.backward()
     last = case.ours(case.ids, case.segments, case.mask).last

@@ -1,4 +1,4 @@
-"""The span-boundary head: what it reads, and that it reads nothing else."""
+"""The span-boundary head depends exactly on the states at the span's boundaries and on the position."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from cloze.model.losses import masked_word_loss, span_boundary_logits
 from tests.model.made import SMALL, assert_close, random_bert
 from tests.model.test_albert import SHARED
 
-# Flat positions in two sequences of nine: the token before, the one after, the place in the span.
+# Flat positions in two sequences of nine: the token before, the token after, the position in the span.
 BOUNDARIES = torch.tensor([[1, 4, 0], [1, 4, 1], [10, 17, 5], [0, 2, 0]])
 
 
@@ -21,7 +21,7 @@ def last() -> Tensor:
 
 
 def by_the_paper(model: Bert, last: Tensor, boundaries: Tensor) -> Tensor:
-    """Equations of section 3.2, a target at a time."""
+    """Compute the equations of section 3.2 for one target at a time."""
     head = model.heads["sbo"].state_dict()
     rows = []
     for before, after, place in boundaries.tolist():
@@ -42,7 +42,7 @@ def test_equations(config: BertConfig, last: Tensor) -> None:
     assert_close(logits, by_the_paper(model, last, BOUNDARIES))
 
 
-def test_what_lies_inside_is_not_read(last: Tensor) -> None:
+def test_states_inside_the_span_are_not_used(last: Tensor) -> None:
     model = random_bert(heads=["sbo"])
     before = span_boundary_logits(model, last, BOUNDARIES[:2])
     changed = last.clone()

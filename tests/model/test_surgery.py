@@ -1,4 +1,4 @@
-"""Models with more words, positions or segments: new rows start where they should, and nothing else moves."""
+"""Models with more words, positions or segments: new rows are initialized correctly, others are unchanged."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ BIAS = "heads.mlm.bias"
 BOUNDARY_BIAS = "heads.sbo.bias"
 POSITIONS = "encoder.embeddings.position.weight"
 SEGMENTS = "encoder.embeddings.segment.weight"
-# Rows 5 and 7 are in the table; 60 and 61 are behind it.
+# Rows 5 and 7 are in the table; 60 and 61 are added at its end.
 PIECES = {7: (20,), 60: (21, 22, 23), 5: (30, 31), 61: (21, 21)}
 
 
@@ -75,7 +75,7 @@ def random_ids(model: Backbone, batch: int, length: int) -> tuple[torch.Tensor, 
 @torch.no_grad()
 @pytest.mark.parametrize("batch", [1, 2, 7, 32])
 @pytest.mark.parametrize("words", [1, 4, 100])
-def test_old_inputs_give_the_same_bits(batch: int, words: int) -> None:
+def test_old_inputs_are_bit_identical(batch: int, words: int) -> None:
     config = replace(SMALL, vocab_size=500, hidden_size=64, feedforward_size=128)
     model = random_bert(config, ["mlm", "nsp"])
     changed = with_words(model, {5: (30,)} | {500 + word: (20 + word, 21) for word in range(words)})
@@ -94,7 +94,7 @@ ALBERT = replace(SMALL, embedding_size=10, shared_layers=True)
 @torch.no_grad()
 @pytest.mark.parametrize("start", ["copies", "random"])
 @pytest.mark.parametrize("config", [SMALL, ALBERT], ids=["bert", "albert"])
-def test_more_positions_and_segments_change_nothing_old(config: BertConfig, start: RowStart) -> None:
+def test_more_positions_and_segments_keep_old_results(config: BertConfig, start: RowStart) -> None:
     model = random_bert(config, ["mlm", "nsp", "sbo"])
     changed = with_segments(with_positions(model, 80, start=start, seed=1), 4, start=start, seed=1)
     assert changed.config == replace(config, positions=80, segments=4)
@@ -133,7 +133,7 @@ def test_random_rows_follow_from_the_seed(extend: Callable[..., Bert], name: str
     assert one[count:].std().item() == pytest.approx(model.config.initial_deviation, rel=0.2)
 
 
-def test_what_is_there_is_not_taken_away() -> None:
+def test_existing_rows_are_not_removed() -> None:
     model = random_bert()
     with pytest.raises(
         ConfigError, match=r"^positions is 31, but the model has 32 already; they can be added, not taken away$"
@@ -144,7 +144,7 @@ def test_what_is_there_is_not_taken_away() -> None:
     assert with_positions(with_segments(model, 2), 32).config == model.config
 
 
-def test_boundary_head_stays_for_pretraining_and_goes_for_a_task() -> None:
+def test_boundary_head_is_removed_for_a_task() -> None:
     model = random_bert(heads=["mlm", "sop", "sbo"])
     further = with_heads(model, ["mlm", "sop", "sbo"], keep=True, seed=1)
     assert all(torch.equal(tensor, further.state_dict()[name]) for name, tensor in model.state_dict().items())

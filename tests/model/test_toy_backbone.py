@@ -1,4 +1,4 @@
-"""A new architecture needs one class and one registration: everything else follows from what it declares."""
+"""A new architecture needs one class and one registration; its declarations determine everything else."""
 
 import csv
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ class ToyConfig(BertConfig):
 
 
 class Toy(Backbone):
-    """A GRU over the token embeddings: left to right, of any length, summarised by its last state."""
+    """A left-to-right GRU over token embeddings for any length; its summary is the last state."""
 
     model_types = ("toy-gru",)
     config_type = ToyConfig
@@ -70,7 +70,7 @@ class Toy(Backbone):
 
 
 class ToyMean(Toy):
-    """The same, summarised by the mean."""
+    """The same with the mean as its summary."""
 
     model_types = ("toy-mean",)
     capabilities = Capabilities(bidirectional=False, has_positions=False, summary="mean")
@@ -83,14 +83,14 @@ CONFIG = ToyConfig(
 
 @pytest.fixture(autouse=True, params=[Toy, ToyMean], ids=["last", "mean"])
 def toy(request: pytest.FixtureRequest) -> Iterator[type[Backbone]]:
-    """The one registration."""
+    """Register the architecture."""
     yield register_backbone(request.param)
     unregister_backbone(request.param)
 
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes through BERT's layers, fused or not, fails."""
+    """Make BERT's layers fail, fused or not."""
 
     def poison(*_: Any, **__: Any) -> Any:
         raise AssertionError("a path of BERT's layers was taken")
@@ -129,7 +129,7 @@ def test_heads_read_the_declared_summary(toy: type[Backbone]) -> None:
     assert model.heads["sequence"](model.pooled(last, mask)).shape == (2, 3)
 
 
-def test_a_folder_comes_back_as_it_was(folder: Path, model: Backbone) -> None:
+def test_a_folder_is_restored(folder: Path, model: Backbone) -> None:
     loaded = load_folder(folder).model
     assert type(loaded) is type(model)
     assert loaded.config == CONFIG
@@ -162,7 +162,7 @@ def test_no_positions_means_no_limit_by_them(folder: Path) -> None:
     assert load(folder).hidden(" ".join(WORDS * 4)).shape == (34, 16)  # positions is 8
 
 
-def test_what_is_not_declared_is_refused(folder: Path, model: Backbone) -> None:
+def test_undeclared_capabilities_are_rejected(folder: Path, model: Backbone) -> None:
     names: tuple[PrecisionName, ...] = ("int8", "bf16")
     for name in names:
         with pytest.raises(ConfigError, match=f"precision {name} is not implemented for models of type 'toy-"):
@@ -189,7 +189,7 @@ def test_a_folder_of_an_unknown_type_is_refused(folder: Path, toy: type[Backbone
         load_folder(folder)
 
 
-def test_more_layers_than_tensors_are_refused_before_they_are_built(folder: Path) -> None:
+def test_more_layers_than_tensors_are_rejected_before_building(folder: Path) -> None:
     contents = load_folder(folder)
     contents.model.config = replace(CONFIG, layers=10_000)
     save_folder(contents, folder)
@@ -199,7 +199,7 @@ def test_more_layers_than_tensors_are_refused_before_they_are_built(folder: Path
 
 def test_declarations_are_not_inherited() -> None:
     class Relative(Bert):
-        """Other layers would run through kernels that implement BERT's."""
+        """An unregistered subclass, which must not run through kernels for BERT's layers."""
 
     with pytest.raises(ConfigError, match="Relative: a backbone declares capabilities"):
         register_backbone(Relative)

@@ -1,4 +1,4 @@
-"""The model that comes with the package: there, whole, small, and able to do what its card says."""
+"""The model in the package: present, intact, small, and as good as its card says."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_name_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert folder.parent == Path(cloze.__file__).parent / "models"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cloze-mini").mkdir()
-    assert shipped_folder("cloze-mini") is None  # a user's own folder of that name comes first
+    assert shipped_folder("cloze-mini") is None  # a user's folder of that name takes precedence
     assert shipped_folder("cloze-maxi") is None
 
 
@@ -32,12 +32,12 @@ def test_installed_models_are_known_by_name(tmp_path: Path, monkeypatch: pytest.
     assert (model.bert.config.layers, model.bert.config.hidden_size) == (6, 384)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "all-MiniLM-L6-v2").mkdir()
-    assert named_folder("all-MiniLM-L6-v2") is None  # a user's own folder of that name comes first
+    assert named_folder("all-MiniLM-L6-v2") is None  # a user's folder of that name takes precedence
     assert named_folder("cloze-mini") == shipped_folder("cloze-mini")
     assert named_folder("sentence-transformers/all-MiniLM-L6-v2") is None
 
 
-def test_what_is_not_installed_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_model_names_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloze.models.find_spec", lambda _: None)
     with pytest.raises(
         CheckpointError,
@@ -54,7 +54,7 @@ def test_it_is_small(model: Model) -> None:
     assert model.bert.config.hidden_size == 256
 
 
-def test_it_fills_what_a_reader_of_books_would(model: Model) -> None:
+def test_it_fills_common_words_of_books(model: Model) -> None:
     for sentence, word in (
         ("He shook his [MASK] and said nothing.", "head"),
         ("I do not [MASK] what you mean.", "know"),
@@ -77,9 +77,9 @@ def test_transformers_reads_it(model: Model) -> None:
     assert abs(states - model.hidden("She opened the door.")).max() < 1e-4
 
 
-def test_its_card_says_what_it_is_made_of() -> None:
+def test_its_card_names_its_data() -> None:
     folder = shipped_folder(SHIPPED_MODEL)
     assert folder is not None
     card = (folder / "README.md").read_text(encoding="utf-8")
-    for said in ("public domain", "OpenStax", "CC BY 4.0", "Kneser-Ney", "cloze pretrain", "MRPC", "SST-2", "STS-B"):
-        assert said in card
+    for phrase in ("public domain", "OpenStax", "CC BY 4.0", "Kneser-Ney", "cloze pretrain", "MRPC", "SST-2", "STS-B"):
+        assert phrase in card

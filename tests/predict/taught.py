@@ -1,4 +1,4 @@
-"""Models that know a few sentences by heart, taught in a second."""
+"""Tiny models that memorize a few sentences within a second of training."""
 
 from collections.abc import Sequence
 
@@ -11,17 +11,17 @@ from cloze.text import SPECIAL, Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
-Example = tuple[list[int], list[int]]  # what is seen, and what should be said; -100: nothing is asked
+Example = tuple[list[int], list[int]]  # input ids, and target ids; -100: no target
 
 
 def make_tokenizer(words: Sequence[str], max_length: int = 32) -> Tokenizer:
-    """These words and, to spell all others, letters."""
+    """Return a tokenizer with these words, and with letters to spell all others."""
     pieces = [*SPECIAL, *dict.fromkeys([*words, ".", *LETTERS, *(f"##{letter}" for letter in LETTERS)])]
     return Tokenizer.from_vocabulary(pieces, lowercase=True, max_length=max_length)
 
 
 def teach(tokenizer: Tokenizer, examples: Sequence[Example], steps: int = 150) -> Model:
-    """A speck of a model that has learned these examples."""
+    """Return a tiny model trained on these examples."""
     config = BertConfig(
         tokenizer.size,
         hidden_size=48,
@@ -35,13 +35,13 @@ def teach(tokenizer: Tokenizer, examples: Sequence[Example], steps: int = 150) -
     bert = Bert.fresh(config, ["mlm"], seed=3).train()
     longest = max(len(seen) for seen, _ in examples)
     ids = torch.tensor([seen + [tokenizer.pad_id] * (longest - len(seen)) for seen, _ in examples])
-    labels = torch.tensor([said + [-100] * (longest - len(said)) for _, said in examples])
+    labels = torch.tensor([targets + [-100] * (longest - len(targets)) for _, targets in examples])
     mask = ids != tokenizer.pad_id
     optimizer = torch.optim.Adam(bert.parameters(), 3e-3)
     for _ in range(steps):
         last = bert(ids, torch.zeros_like(ids), mask).last
-        asked = labels != -100
-        loss = torch.nn.functional.cross_entropy(bert.heads["mlm"](last[asked]), labels[asked])
+        has_target = labels != -100
+        loss = torch.nn.functional.cross_entropy(bert.heads["mlm"](last[has_target]), labels[has_target])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -49,7 +49,7 @@ def teach(tokenizer: Tokenizer, examples: Sequence[Example], steps: int = 150) -
 
 
 def hide_each(tokenizer: Tokenizer, sentences: Sequence[str]) -> list[Example]:
-    """Each sentence with each of its tokens hidden in turn."""
+    """Return each sentence with each of its tokens masked in turn."""
     examples = []
     for ids in (encoding.ids for encoding in tokenizer.encode_batch(sentences)):
         for place in range(1, len(ids) - 1):

@@ -1,4 +1,4 @@
-"""Many adapters on one loaded base, each answering as if it were alone."""
+"""Many adapters on one loaded base, each with the same results as alone."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_changing_copies_nothing(model: Model) -> None:
     assert {name: tensor.data_ptr() for name, tensor in model.bert.state_dict().items()} == before
 
 
-def test_another_may_be_attached_while_one_is_in_use(base: Path) -> None:
+def test_an_adapter_can_be_attached_while_another_is_in_use(base: Path) -> None:
     model = load(base)
     model.attach("first", base.parent / "houlsby")
     model.use("first")
@@ -94,13 +94,13 @@ def test_lora_in_use_is_saved_merged(model: Model, tmp_path: Path) -> None:
     assert load(tmp_path / "plain").heads == ("mlm", "nsp")
 
 
-def test_base_may_be_given(base: Path, tmp_path: Path) -> None:
+def test_base_can_be_given(base: Path, tmp_path: Path) -> None:
     saved(model_folder(["mlm", "nsp"]), tmp_path / "same")
     found = load(base.parent / "houlsby", base=tmp_path / "same")
     assert np.array_equal(found.logits(TEXTS), load(base.parent / "houlsby").logits(TEXTS))
 
 
-def test_what_cannot_be_attached_or_used_is_told(base: Path, model: Model, tmp_path: Path) -> None:
+def test_invalid_attachments_are_reported(base: Path, model: Model, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no adapter 'lara' is attached; did you mean 'lora'"):
         model.use("lara")
     with pytest.raises(RequestError, match="no adapter 'lora' is attached; attach it first"):
@@ -130,7 +130,7 @@ def test_adapter_that_is_refused_leaves_the_model_as_it_was(base: Path, model: M
     assert base.is_dir()
 
 
-def test_vectors_are_made_as_the_base_makes_them(tmp_path: Path) -> None:
+def test_vectors_use_the_settings_of_the_base(tmp_path: Path) -> None:
     contents = replace(model_folder(["mlm", "nsp"]), embedding=EmbeddingSettings("cls", normalize=True))
     base = saved(contents, tmp_path / "base")
     make_adapter(base, tmp_path / "adapter" / "model", HOULSBY)
@@ -142,7 +142,7 @@ def test_vectors_are_made_as_the_base_makes_them(tmp_path: Path) -> None:
         assert np.allclose(np.linalg.norm(model.embed(["the cat"]), axis=1), 1)
 
 
-def test_fingerprints_tell_adapters_apart(base: Path, model: Model) -> None:
+def test_fingerprints_distinguish_adapters(base: Path, model: Model) -> None:
     found = {model.fingerprint}
     for name in ADAPTERS:
         model.use(name)
@@ -153,7 +153,7 @@ def test_fingerprints_tell_adapters_apart(base: Path, model: Model) -> None:
     assert model.fingerprint in found
 
 
-def test_fingerprints_tell_what_else_decides(tmp_path: Path) -> None:
+def test_fingerprints_cover_all_settings(tmp_path: Path) -> None:
     contents = model_folder(["sequence"], task=TaskLabels("classify", ("bad", "good")))
     changes: list[dict[str, Any]] = [
         {},

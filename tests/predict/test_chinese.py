@@ -1,4 +1,4 @@
-"""A published Chinese model, m3e-small, against ``transformers``: every layer, and the mean-pooled embedding."""
+"""A published Chinese model, m3e-small, compared with ``transformers``: every layer, and the mean-pooled embedding."""
 
 import importlib.util
 from pathlib import Path
@@ -19,13 +19,13 @@ TEXTS = [
     "English only, no Chinese.",
     *[sentence for sentence in CHINESE.replace("？", "。").split("。") if sentence],
     *MIXED.split("\n"),
-    CHINESE * 4,  # beyond 512 tokens
+    CHINESE * 4,  # longer than 512 tokens
 ]
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    # Found, not imported: the package needs others that are not wanted here.
+    # Located without an import: the package has dependencies that are not needed here.
     package = importlib.util.find_spec("embedding")
     for place in (package.submodule_search_locations or ()) if package else ():
         if (Path(place) / "m3e-small").is_dir():
@@ -39,7 +39,7 @@ def model(folder: Path) -> Model:
 
 
 class Oracle:
-    """The same folder in ``transformers``."""
+    """The same folder loaded by ``transformers``."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

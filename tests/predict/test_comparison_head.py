@@ -1,4 +1,4 @@
-"""A head that compares separately encoded texts: every way to predict gives the logits of an independent reference."""
+"""A head that compares separately encoded texts: every prediction method gives the logits of a reference."""
 
 import json
 from dataclasses import replace
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def reference(folder: Path, texts: list[str], pairs: list[str]) -> NDArray[np.float32]:
-    """Vectors of single texts by sentence-transformers, their comparison by NumPy, and the linear layer."""
+    """Compute vectors with sentence-transformers, their comparison with NumPy, and the linear layer."""
     encoder = SentenceTransformer(str(folder), device="cpu")
     first, second = (encoder.encode(some, normalize_embeddings=True) for some in (texts, pairs))
     scale = np.sqrt(first.shape[1])
@@ -121,7 +121,7 @@ def test_transformers_loads_the_encoder_and_refuses_the_head(folder: Path) -> No
         AutoModelForSequenceClassification.from_pretrained(folder)
 
 
-def test_evaluation_counts_what_the_reference_answers(folder: Path, tmp_path: Path) -> None:
+def test_evaluation_equals_the_reference(folder: Path, tmp_path: Path) -> None:
     labels = [TASK.names[index] for index in reference(folder, TEXTS, PAIRS).argmax(1)]
     rows = [
         {"text": text, "pair": pair, "label": label} for text, pair, label in zip(TEXTS, PAIRS, labels, strict=True)
@@ -177,7 +177,7 @@ def test_adapter_compares_on_a_base_with_a_pooler(kind: str, tmp_path: Path) -> 
     info = AdapterInfo(attachment, str(base), base, weights_fingerprint(base))
     save_adapter(replace(contents, task=TASK, adapter=info), tmp_path / "adapter")
     assert load_any(tmp_path / "adapter").model.pooling == "separate"
-    if kind == "lora":  # a merged adapter is a folder of its own
+    if kind == "lora":  # a merged adapter is an ordinary model folder
         convert(tmp_path / "adapter", tmp_path / "merged")
         merged = load(tmp_path / "merged").logits(TEXTS, PAIRS)
         np.testing.assert_allclose(merged, load(tmp_path / "adapter").logits(TEXTS, PAIRS), atol=2e-5)
@@ -188,7 +188,7 @@ def test_head_of_another_width_is_refused(folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text("utf-8"))
     for pooling, message in (("cls", "left over"), ("choice", "cloze_pooling is 'choice'")):
         (folder / "config.json").write_text(json.dumps(values | {"cloze_pooling": pooling}), "utf-8")
-        if pooling == "cls":  # without a pooler, a head on [CLS] is none
+        if pooling == "cls":  # a model without a pooler has no head on [CLS]
             assert any(message in note for note in load_folder(folder).notes)
         else:
             with pytest.raises(CheckpointError, match=message):

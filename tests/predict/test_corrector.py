@@ -1,4 +1,4 @@
-"""Mistakes in texts, with models that know a few sentences by heart."""
+"""Correction of misspellings, with models that have memorized a few sentences."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ ENGLISH = [
 ]
 CHINESE = ["我喜欢吃苹果", "他在学校学习", "今天天气很好", "我们一起去公园"]
 
-# The models here are not as sure as ones that have read more.
+# These models are less confident than ones trained on more text.
 OFTEN = CorrectionSettings(mistakes=0.2)
 
 
@@ -41,16 +41,16 @@ def chinese() -> Model:
 
 @pytest.fixture(scope="module")
 def correcting() -> Model:
-    """A model that has seen mistakes: in each sentence, each character as another."""
+    """A model trained on misspelled sentences: each character is replaced by another one in turn."""
     tokenizer = make_tokenizer([*dict.fromkeys("".join(CHINESE)), "平", "过", "员"])
     draw = numpy.random.default_rng(0)
     examples: list[Example] = []
     for ids in (encoding.ids for encoding in tokenizer.encode_batch(CHINESE)):
-        said = [-100, *ids[1:-1], -100]
-        examples.append((ids, said))
+        labels = [-100, *ids[1:-1], -100]
+        examples.append((ids, labels))
         for place in range(1, len(ids) - 1):
             others = draw.integers(5, 5 + len(set("".join(CHINESE))) + 3, 3).tolist()
-            examples += [([*ids[:place], wrong, *ids[place + 1 :]], said) for wrong in others]
+            examples += [([*ids[:place], wrong, *ids[place + 1 :]], labels) for wrong in others]
     return teach(tokenizer, examples)
 
 
@@ -60,14 +60,14 @@ def test_misspelt_word(english: Model) -> None:
     assert one.errors == [("sta", "sat", 8)]
     (correction,) = one.corrections
     assert 0.9 <= correction.confidence <= 1
-    (one,) = english.correct(["the caat sat on the mat ."])  # what follows a shorter word stays whole
+    (one,) = english.correct(["the caat sat on the mat ."])  # the words after a shorter replacement are unchanged
     assert one.target == "the cat sat on the mat ."
 
 
 def test_real_word_in_the_wrong_place(english: Model) -> None:
     (one,) = english.correct(["send it form here ."], OFTEN)
     assert one.errors == [("form", "from", 8)]
-    assert english.correct(["fill in the form ."], OFTEN)[0].errors == [], "where it belongs, it stays"
+    assert english.correct(["fill in the form ."], OFTEN)[0].errors == [], "a correct word is unchanged"
 
 
 def test_nothing_else_changes(english: Model) -> None:
@@ -93,7 +93,7 @@ def test_clean_texts_are_left_alone(english: Model, chinese: Model) -> None:
 
 
 def test_names_are_left_alone(english: Model) -> None:
-    text = "the cat Sta on the mat ."  # a capital inside a sentence
+    text = "the cat Sta on the mat ."  # a capital letter inside a sentence
     assert english.correct([text])[0].errors == []
     assert english.correct(["the cat STA on the mat ."])[0].errors == []
 
@@ -111,8 +111,8 @@ def test_confidence_is_the_noisy_channels(chinese: Model) -> None:
     corrector = Corrector(chinese, settings, similar={"平": ["苹", "过"]})
     (one,) = corrector.correct(["我喜欢吃平果"])
     (blank,) = chinese.fill("我喜欢吃[MASK]果", chinese.tokenizer.size)
-    said = dict(blank)
-    weighted = {"苹": 0.01 * said["苹"], "过": 0.01 * said["过"], "平": said["平"]}
+    labels = dict(blank)
+    weighted = {"苹": 0.01 * labels["苹"], "过": 0.01 * labels["过"], "平": labels["平"]}
     (correction,) = one.corrections
     assert correction.right == "苹"
     assert correction.confidence == pytest.approx(weighted["苹"] / sum(weighted.values()), rel=1e-3)
@@ -133,7 +133,7 @@ def test_confusion_lists_as_people_have_them(chinese: Model, tmp_path: Path, cap
     caplog.clear()
     path.write_text("平:苹龘\n", encoding="utf-8")
     Corrector(chinese, CorrectionSettings(similar=path))
-    message = "1 of its 3 characters and words are no pieces of the vocabulary and are never suggested: 龘"
+    message = "1 of its 3 characters and words are not in the vocabulary and are never suggested: 龘"
     assert f"{path}: {message}" in caplog.messages
 
 
@@ -149,14 +149,14 @@ def test_protected_words(chinese: Model, english: Model, tmp_path: Path) -> None
     settings = CorrectionSettings(protect=tmp_path / "protect.txt")
     assert chinese.correct(["我喜欢吃平果"], settings)[0].errors == []
     assert english.correct(["the cat sta on the mat ."], settings)[0].errors == []
-    assert Corrector(english, protected=["st"]).correct(["the cat sta on the mat ."])[0].errors, "not a part of a word"
+    assert Corrector(english, protected=["st"]).correct(["the cat sta on the mat ."])[0].errors, "no part of a word"
 
 
-def test_one_pass_over_the_text_as_it_stands(correcting: Model) -> None:
+def test_one_pass_over_the_visible_text(correcting: Model) -> None:
     settings = CorrectionSettings(reading="seen")
     results = correcting.correct(["我喜欢吃平果", *CHINESE], settings)
     assert [one.target for one in results] == ["我喜欢吃苹果", *CHINESE]
-    # What it says of what it sees is what is asked, not what it says of a blank; and there is no channel.
+    # The score is the probability of the visible token, not of a mask, and the error model is not used.
     bert, ids = correcting.bert, torch.tensor([correcting.tokenizer("我喜欢吃平果").ids])
     with torch.inference_mode():
         shares = bert.heads["mlm"](bert(ids, torch.zeros_like(ids)).last)[0, 5].softmax(-1).numpy()
@@ -179,7 +179,7 @@ def test_long_texts_are_corrected_to_their_end(english: Model) -> None:
     assert ("teh", "the", len(wrong) - 9) in one.errors
 
 
-def test_company_changes_nothing(english: Model) -> None:
+def test_the_batch_does_not_matter(english: Model) -> None:
     texts = ["the cat sta on the mat .", "", "send it form here .", "x", "rain fell all nihgt ."]
     together = english.correct(texts)
     alone = [english.correct([text])[0] for text in texts]
@@ -213,7 +213,7 @@ def test_near_words_are_all_of_them() -> None:
     assert NearWords([]).near("abc") == ()
 
 
-def test_result_is_what_users_of_others_know() -> None:
+def test_results_have_the_common_format() -> None:
     one = Corrected("少先队员因该", "少先队员应该", (Correction("因", "应", 4, 0.99),))
     assert {"source": one.source, "target": one.target, "errors": one.errors} == {
         "source": "少先队员因该",
@@ -235,7 +235,7 @@ def test_settings_that_cannot_be(changes: dict[str, object], message: str) -> No
         CorrectionSettings(**changes)  # type: ignore[arg-type]
 
 
-def test_what_is_refused(english: Model, tmp_path: Path) -> None:
+def test_invalid_input_is_rejected(english: Model, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"^one text was given where a list of texts was expected"):
         english.correct("the cat")
     with pytest.raises(RequestError, match="no 'mlm' head"):
@@ -244,21 +244,21 @@ def test_what_is_refused(english: Model, tmp_path: Path) -> None:
         english.correct(["the cat"], CorrectionSettings(protect=tmp_path / "nowhere.txt"))
 
 
-def test_lists_hold_both_ways(english: Model) -> None:
-    """As for pre-training, what is right first; or what is wrong."""
+def test_similarity_lists_are_symmetric(english: Model) -> None:
+    """A similarity list works in both directions: correct word first as in pre-training, or wrong word first."""
     for similar in ({"sat": ["zzt", "mat"]}, {"mat": ["Sat"]}):
         proposals = CandidateGenerator(english.tokenizer, similar, CorrectionSettings())
         (word,) = english.tokenizer.words(english.tokenizer("mat"), "mat")
         assert english.tokenizer.id("sat") in proposals.candidates(word, "mat")[0]
 
 
-def test_what_any_character_may_be_is_there_once(chinese: Model) -> None:
+def test_candidates_for_any_character_are_unique(chinese: Model) -> None:
     proposals = CandidateGenerator(chinese.tokenizer, {}, CorrectionSettings())
     words = chinese.tokenizer.words(chinese.tokenizer("我喜欢"), "我喜欢")
     assert len({id(array) for word in words for array in proposals.candidates(word, "我喜欢")}) == 2
 
 
-def test_what_is_near_is_listed_once(english: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_words_are_listed_once(english: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def make(*given: Any) -> CandidateGenerator:

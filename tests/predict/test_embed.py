@@ -1,4 +1,4 @@
-"""One vector a text: each pooling by hand, any layer, in any company."""
+"""One vector per text: every pooling compared with an explicit computation, any layer, any batch."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def test_poolings_by_hand(pooling: Pooling, layer: int, pretrained: Model) -> No
         return
     vectors = pretrained.embed(TEXTS, pooling=pooling, layer=layer)
     for text, vector in zip(TEXTS, vectors, strict=True):
-        states = pretrained.hidden(text, layer=layer)  # alone, and so without padding: (T, H)
+        states = pretrained.hidden(text, layer=layer)  # alone, and therefore without padding: (T, H)
         mean, largest = states.mean(0), states.max(0)
         expected = {"cls": states[0], "mean": mean, "max": largest, "mean_max": numpy.concatenate([largest, mean])}
         expected["mean_words"] = states[1:-1].mean(0) if len(states) > 2 else mean
@@ -76,7 +76,7 @@ def test_neighbours_change_nothing(pooling: Pooling, pretrained: Model) -> None:
     assert_close(backwards, alone)
 
 
-def test_what_is_refused(pretrained: Model) -> None:
+def test_invalid_input_is_rejected(pretrained: Model) -> None:
     one = "^one text was given where a list of texts was expected; put it into a list$"
     with pytest.raises(RequestError, match=one):
         pretrained.embed("the cat")
@@ -90,7 +90,7 @@ def test_what_is_refused(pretrained: Model) -> None:
 
 def test_a_pooling_that_we_do_not_have() -> None:
     contents = replace(model_folder(), embedding=EmbeddingSettings(unsupported="modules.json pools by lasttoken"))
-    message = "^modules.json pools by lasttoken, which cloze does not do; pass pooling= to choose another$"
+    message = "^modules.json pools by lasttoken, which cloze does not support; pass pooling= to choose another$"
     with pytest.raises(RequestError, match=message):
         Model(contents).embed(["a"])
     expected = Model(model_folder()).embed(["a"], pooling="cls")

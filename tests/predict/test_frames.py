@@ -60,7 +60,7 @@ def test_columns_may_have_other_names(model: cloze.Model) -> None:
         model.classify(frame)
     with pytest.raises(DataError, match="data has no column 'text'; choose one of: review"):
         model.embed(frame)
-    with pytest.raises(DataError, match="data has a column 'prediction' already, which the results need"):
+    with pytest.raises(DataError, match="data already has a column 'prediction', which the results need"):
         model.classify(found, text="review")
     with pytest.raises(RequestError, match="which name columns of a data frame"):
         model.classify(TEXTS, text="review")
@@ -134,7 +134,7 @@ def test_series_and_arrays_are_lists(model: cloze.Model) -> None:
     assert model.classify(np.array(TEXTS)) == expected
     assert model.classify(pl.Series(TEXTS)) == expected
     assert model.classify(text for text in TEXTS) == expected
-    with pytest.raises(DataError, match="texts row 2: None is no text"):
+    with pytest.raises(DataError, match="texts row 2: None is not a text"):
         model.classify(pd.Series(["a", None], dtype=object))
 
 

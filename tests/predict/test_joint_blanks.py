@@ -1,4 +1,4 @@
-"""Blanks that are filled together, where filling each on its own is known to go wrong."""
+"""Jointly filled blanks, where filling each blank separately gives the wrong words."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from cloze.text import Encoding
 from tests.model.made import model_folder
 from tests.predict.taught import Example, make_tokenizer, teach
 
-# How often two words stand together. "north" is the likeliest first word and "angeles" the likeliest second, but
-# they never meet.
+# Frequencies of word pairs. "north" is the most likely first word and "angeles" the most likely second, but they never
+# co-occur.
 PAIRS = {("north", "pole"): 4, ("los", "angeles"): 3, ("new", "angeles"): 3}
 
 
@@ -28,8 +28,8 @@ def model() -> Model:
         ids = tokenizer(f"the {words[0]} {words[1]} .").ids
         for hidden in ((2, 3), (2,), (3,)):
             seen = [tokenizer.mask_id if place in hidden else piece for place, piece in enumerate(ids)]
-            said = [piece if place in hidden else -100 for place, piece in enumerate(ids)]
-            examples += [(seen, said)] * count
+            targets = [piece if place in hidden else -100 for place, piece in enumerate(ids)]
+            examples += [(seen, targets)] * count
     return teach(tokenizer, examples)
 
 
@@ -40,7 +40,7 @@ def test_words_fit_each_other(model: Model) -> None:
     assert ways[0].tokens == ("north", "pole")
     assert {way.tokens for way in ways} == set(PAIRS)
     (alone,) = model.fill_together(text, top=1)
-    assert alone.tokens == ("north", "pole"), "the most certain word first would be angeles"
+    assert alone.tokens == ("north", "pole"), "the most probable single word would be angeles"
     assert ways[0].text == "the north pole ."
     assert ways[0].log_probability == pytest.approx(math.log(0.4), abs=0.1)
     assert [way.log_probability for way in ways] == sorted((way.log_probability for way in ways), reverse=True)
@@ -65,7 +65,7 @@ def test_one_blank_is_filled_as_ever(model: Model) -> None:
     )
 
 
-def test_ends_of_words_join_what_stands_before(model: Model) -> None:
+def test_continuation_pieces_join_the_previous_word(model: Model) -> None:
     ways = model.fill_together("the north [MASK]", top=model.tokenizer.size)
     assert {"the norths", "the north pole"} <= {way.text for way in ways}
     assert not any("[MASK]" in way.tokens for way in ways[:-1])
@@ -92,7 +92,7 @@ def test_no_blank_is_filled_with_a_blank(model: Model) -> None:
 
 
 def test_what_is_refused(model: Model) -> None:
-    with pytest.raises(RequestError, match=r"^rounds is -1; a number was expected, or 0 to ask no blank again$"):
+    with pytest.raises(RequestError, match=r"^rounds is -1; at least 0 was expected \(0: predict no blank again\)$"):
         model.fill_together("[MASK]", rounds=-1)
     with pytest.raises(RequestError, match=r"^top is 0; at least 1 was expected$"):
         model.fill_together("[MASK]", top=0)
@@ -100,15 +100,15 @@ def test_what_is_refused(model: Model) -> None:
         model.fill_together("the pole")
 
 
-def test_texts_that_are_cut_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_truncated_texts_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     text = "the [MASK] sat on a mat. " + "the dog ran. " * 40
     for ask in (Model.fill, Model.fill_together):
         caplog.clear()
-        ask(Model(model_folder(["mlm"])), text)  # one that has not warned of this text yet
+        ask(Model(model_folder(["mlm"])), text)  # a new model, which has not warned of this text yet
         assert "1 of 1 texts are longer than" in caplog.text
 
 
-def test_what_is_held_is_bounded_by_blanks_and_not_by_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded_by_blanks_not_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(model_folder(["mlm"]))
     text, size = "the [MASK] sat " + "[MASK] " * 19, model.tokenizer.size
     expected = model.fill_together(text, top=3)
@@ -121,7 +121,7 @@ def test_what_is_held_is_bounded_by_blanks_and_not_by_sequences(monkeypatch: pyt
 
     monkeypatch.setattr(Model, "run", watched)
     assert model.fill_together(text, top=3)[0].tokens == expected[0].tokens
-    assert max(map(len, groups)) == 20, "of few numbers, all are held"
+    assert max(map(len, groups)) == 20, "small tables are cached completely"
     groups.clear()
     monkeypatch.setattr(blanks, "_HELD_NUMBERS", 30 * size)
     found = model.fill_together(text, top=3)
@@ -133,7 +133,7 @@ def test_what_is_held_is_bounded_by_blanks_and_not_by_sequences(monkeypatch: pyt
     assert max(map(len, groups)) > 1
 
 
-def test_whole_texts_are_held_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_texts_are_processed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(model_folder(["mlm"]))
     encodings = [model.tokenizer("the cat sat" + " on a mat" * number) for number in range(6)]
     expected = list(blanks.seen_logs(model, iter(encodings)))

@@ -1,4 +1,4 @@
-"""A head that reads the mean of the token states: every way to predict gives the logits of an independent reference."""
+"""A head on the mean of the token states: every prediction method gives the logits of a reference."""
 
 import json
 from dataclasses import replace
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def reference(folder: Path, texts: list[str]) -> NDArray[np.float32]:
-    """The encoder by transformers, the mean over real tokens, and the linear layer of the Dense module."""
+    """Compute the encoder with transformers, the mean over real tokens, and the Dense module's linear layer."""
     encoder = AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
     encoded = AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
     dense = load_file(folder / "2_Dense" / "model.safetensors")
@@ -68,7 +68,7 @@ def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 def test_choice_is_in_the_folder_and_loaded_again(folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text("utf-8"))
     assert (values["cloze_pooling"], values["cloze_head"]) == ("mean", "sequence")
-    assert values["architectures"] == ["BertModel"]  # no class of transformers has such a head
+    assert values["architectures"] == ["BertModel"]  # transformers has no class with such a head
     contents = load_folder(folder)
     assert contents.model.pooling == "mean"
     assert contents.model.config.head_pooling == usual_pooling(contents) == "mean"
@@ -91,7 +91,7 @@ def test_sentence_transformers_give_the_logits(folder: Path) -> None:
     np.testing.assert_allclose(theirs, load(folder).logits(TEXTS), atol=1e-5)
 
 
-def test_evaluation_counts_what_the_reference_answers(folder: Path, tmp_path: Path) -> None:
+def test_evaluation_equals_the_reference(folder: Path, tmp_path: Path) -> None:
     labels = [TASK.names[index] for index in reference(folder, TEXTS).argmax(1)]
     rows = [{"text": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)]
     path = tmp_path / "rows.jsonl"
@@ -160,7 +160,7 @@ def test_adapter_reads_the_mean_on_a_base_with_a_pooler(kind: str, tmp_path: Pat
     last = contents.model.eval()(torch.tensor([[2, 5, 6, 3]]), torch.zeros(1, 4, dtype=torch.long)).last
     expected = contents.model.heads["sequence"](last.mean(1))
     torch.testing.assert_close(contents.model.heads["sequence"](contents.model.pooled(last, None)), expected)
-    if kind == "lora":  # a merged adapter is a folder of its own
+    if kind == "lora":  # a merged adapter is an ordinary model folder
         convert(tmp_path / "adapter", tmp_path / "merged")
         np.testing.assert_allclose(
             load(tmp_path / "merged").logits(TEXTS), load(tmp_path / "adapter").logits(TEXTS), atol=1e-5
@@ -196,7 +196,7 @@ def test_next_sentence_head_reads_a_pooler_only() -> None:
 
 def test_usual_pooling_of_folders(tmp_path: Path, minilm_folder: Path) -> None:
     assert usual_pooling(load_folder(minilm_folder)) == "mean"
-    # cloze writes modules.json into every folder; a head that was trained on the pooler counts more.
+    # cloze writes modules.json into every folder; a head trained on the pooler takes precedence.
     assert usual_pooling(load_folder(saved(model_folder(["mlm", "nsp"]), tmp_path / "nsp"))) == "cls"
     assert usual_pooling(load_folder(saved(model_folder(["sequence"]), tmp_path / "task"))) == "cls"
     assert usual_pooling(load_folder(saved(model_folder(["mlm"]), tmp_path / "mlm"))) == "mean"

@@ -1,4 +1,4 @@
-"""A published model, all-MiniLM-L6-v2, against ``sentence-transformers``: 200 texts of every kind, in any company."""
+"""all-MiniLM-L6-v2 compared with ``sentence-transformers``: 200 texts of every kind, in any batch."""
 
 import random
 from pathlib import Path
@@ -17,7 +17,7 @@ CODE = "def f(x):\n\treturn {k: v**2 for k, v in x.items() if v != -1}  # O(n)"
 
 
 def texts() -> list[str]:
-    """Two hundred: odd ones, ones beyond 256 tokens, cuts of real text, and random Unicode."""
+    """Return two hundred texts: unusual ones, ones beyond 256 tokens, excerpts of real text, and random Unicode."""
     odd = [
         *("", " ", "\t\n \u3000", "a", ".", "?!" * 40, "the " * 60, "é è ê ü ß ñ", "ALL CAPITALS", "snake_case_name"),
         *("猫坐在垫子上。", "私は猫が好きです", "나는 고양이를 좋아한다", "кошка сидит", "القط على الحصيرة"),
@@ -43,11 +43,11 @@ def expected(minilm_folder: Path) -> NDArray[numpy.float32]:
     return vectors
 
 
-def test_the_texts_are_what_they_should_be(model: Model) -> None:
+def test_the_texts_have_the_expected_kinds(model: Model) -> None:
     encodings = model.tokenizer.encode_batch(texts())
     assert len(encodings) == 200
     assert sum(encoding.dropped > 0 for encoding in encodings) == 3
-    assert sum(len(encoding.ids) == 2 for encoding in encodings) >= 3  # nothing but [CLS] and [SEP]
+    assert sum(len(encoding.ids) == 2 for encoding in encodings) >= 3  # only [CLS] and [SEP]
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 200])

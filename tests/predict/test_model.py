@@ -1,4 +1,4 @@
-"""What a model answers, against ``transformers`` on the same weights, and what it refuses."""
+"""Predictions of a model compared with ``transformers`` on the same weights, and rejected inputs."""
 
 import logging
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from cloze.predict import Filled, Model, load
 from cloze.text import Tokenizer
 from tests.model.made import SMALL, assert_close, model_folder, saved
 
-ORACLE: Any = transformers  # typed in parts only
+ORACLE: Any = transformers  # transformers is only partly typed
 TEXT, PAIR = "the cats sat on a mat.", "dogs ran, 猫坐"
 LONG = "the cat sat on a mat. " * 10
 
 
 class Oracle:
-    """The same folder in ``transformers``."""
+    """The same folder loaded by ``transformers``."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = ORACLE.AutoTokenizer.from_pretrained(folder)
@@ -58,7 +58,7 @@ def test_fill_equals_transformers(pretrained: Model, oracle: Oracle) -> None:
 def test_fill_all_fills_each(pretrained: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["the [MASK] sat on[MASK]a mat.", "[MASK]", "[MASK] [MASK] [MASK]", "a dog ran on the mat, [MASK]"]
     alone = [pretrained.fill(text, top=3) for text in texts]
-    monkeypatch.setattr("cloze.predict.fill_mask._HELD", 2)  # blanks of one text may be compared in two parts
+    monkeypatch.setattr("cloze.predict.fill_mask._HELD", 2)  # the blanks of one text may be compared in two chunks
     together = pretrained.fill_all(texts, top=3)
     assert [len(blanks) for blanks in together] == [2, 1, 3, 1]
     for ours, theirs in zip(together, alone, strict=True):
@@ -79,8 +79,8 @@ def test_fill_is_sorted_and_covers_the_vocabulary(pretrained: Model) -> None:
     assert isinstance(answer[0], Filled)
 
 
-def test_fill_forges_no_other_special_token(pretrained: Model, oracle: Oracle) -> None:
-    """``[SEP]`` in a text is brackets and a word; ``transformers`` takes it for the end of a segment."""
+def test_fill_creates_no_other_special_token(pretrained: Model, oracle: Oracle) -> None:
+    """``[SEP]`` in a text is brackets and a word, unlike in ``transformers``, which ends the segment."""
     pieces = ["[CLS]", "the", "[MASK]", "[", "sep", "]", "cat", "[SEP]"]
     ids = torch.tensor([pretrained.tokenizer.id(piece) for piece in pieces])
     with torch.no_grad():
@@ -120,11 +120,11 @@ def test_follows_equals_transformers(pretrained: Model, oracle: Oracle) -> None:
     for first, second in [(TEXT, PAIR), (PAIR, TEXT), ("", "cat"), (LONG, TEXT)]:
         probability = pretrained.follows(first, second)
         assert 0 < probability < 1
-        if first != LONG:  # they shorten pairs in another way
+        if first != LONG:  # transformers truncates pairs in another way
             assert_close(probability, oracle(first, second).seq_relationship_logits.softmax(-1)[0, 0])
 
 
-def test_a_model_of_order_is_asked_about_order(pretrained: Model) -> None:
+def test_a_sentence_order_model_predicts_order(pretrained: Model) -> None:
     config = pretrained.bert.config
     ordered = Model(ModelFolder(Bert.fresh(config, ("mlm", "sop")), pretrained.tokenizer))
     assert 0 < ordered.in_order(TEXT, PAIR) < 1
@@ -169,7 +169,7 @@ def test_attend_equals_transformers(pretrained: Model, oracle: Oracle) -> None:
     assert_close(attention.weights.sum(-1), numpy.ones((SMALL.layers, SMALL.heads, 8)))
 
 
-# What is refused
+# Rejected inputs
 
 
 def test_missing_heads_name_those_that_are_there(pretrained: Model) -> None:
@@ -195,7 +195,7 @@ def test_unknown_devices(device: str, pretrained_folder: Path) -> None:
 def test_pairs_need_two_segments() -> None:
     model = Model(model_folder(["nsp"], config=replace(SMALL, segments=1)))
     assert model.embed([TEXT]).shape == (1, 16)
-    message = r"^this model tells no second text from a first \(it has one segment\); give single texts$"
+    message = r"^this model has one segment and does not support pairs of texts; give single texts$"
     for ask in (model.follows, model.hidden, model.attend):
         with pytest.raises(RequestError, match=message):
             ask(TEXT, PAIR)
@@ -246,7 +246,7 @@ def test_unknown_words_are_warned_of(pretrained_folder: Path, caplog: pytest.Log
     model.embed([TEXT])
     assert not unknown_warnings(caplog)
     model.embed([TEXT, UNFIT])
-    model.embed([TEXT, UNFIT])  # as dev rows after every epoch: no second warning
+    model.embed([TEXT, UNFIT])  # as for dev rows after every epoch: no second warning
     assert len(unknown_warnings(caplog)) == 1
     assert "cannot tell apart (☃, ☂, ☁)" in unknown_warnings(caplog)[0]
     model.embed([TEXT], [UNFIT])

@@ -1,4 +1,4 @@
-"""Int8 in compiled code: whole numbers that are exact, rows that do not meet, and what stands around the products."""
+"""Int8 in compiled code: exact integer products, independent rows, and the operations around the products."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,13 +33,13 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def whole_numbers(rows: int, width: int, features: int, steps: int) -> tuple[Int8Weight, Tensor]:
-    """A weight whose steps are worth one, and rows that fill their range, so that nothing is left to round."""
+    """Return a weight with scale one and rows that use their full range, so that nothing is rounded."""
     source = numpy.random.default_rng(rows + width)
     values = source.integers(-steps, steps + 1, (features, width))
     weight = Int8Weight(torch.from_numpy(values.astype(numpy.int8)), torch.ones(features), steps)
     left = source.integers(-weight.row_steps, weight.row_steps + 1, (rows, width))
     left[:, 0], left[:, 1] = weight.row_steps, -weight.row_steps
-    left[0, 2:] = weight.row_steps * numpy.sign(values[0, 2:])  # the largest sum that there can be
+    left[0, 2:] = weight.row_steps * numpy.sign(values[0, 2:])  # the largest possible sum
     return weight, torch.from_numpy(left.astype(numpy.float32))
 
 
@@ -62,11 +62,11 @@ def test_rows_are_rounded_as_everywhere() -> None:
     weight = Int8Weight.quantize(linear.weight, 90, torch.rand(96) + 0.5)
     compiled, plain = NativeLinear(linear, weight), Int8Linear(linear, weight)
     states = torch.randn(5, 33, 96) * torch.logspace(-4, 4, 33)[:, None]
-    states[0, 5], states[0, 6] = 0.0, 2.5  # rows without a spread
+    states[0, 5], states[0, 6] = 0.0, 2.5  # rows with constant values
     with torch.inference_mode():
         found, expected, exact = compiled(states), plain(states), linear(states)
         sizes = exact.abs().amax(-1, keepdim=True)
-        # A number halfway between two steps may go to either; most are not.
+        # A value halfway between two steps may round either way; most values are not halfway.
         assert float(((found - expected) / sizes).abs().median()) < 1e-6
         assert float(((found - exact) / sizes).abs().max()) < 0.03
         for number in range(33):
@@ -83,7 +83,7 @@ def layers(config: BertConfig, *, native: bool) -> tuple[Encoder, NativeLayers |
 
 
 def by_torch(encoder: Encoder, states: Tensor, count: int, length: int) -> Tensor:
-    """The last states of sequences of one length, by the layers themselves: (N, H)."""
+    """Return the last states of sequences of one length, computed by the PyTorch layers: (N, H)."""
     hidden = states.view(count, length, -1)
     for layer in encoder.layers:
         hidden, _ = layer(hidden, None, False)
@@ -93,7 +93,7 @@ def by_torch(encoder: Encoder, states: Tensor, count: int, length: int) -> Tenso
 @needs_library
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
 @pytest.mark.parametrize("length", [1, 3, 15, 16, 17, 64, 65, 130])
-def test_a_layer_is_what_it_is_by_torch(activation: str, length: int, threads: int) -> None:
+def test_a_layer_equals_that_of_torch(activation: str, length: int, threads: int) -> None:
     torch.manual_seed(length)
     config = replace(CONFIG, activation=activation, layers=1)
     encoder, call = layers(config, native=True)
@@ -103,13 +103,13 @@ def test_a_layer_is_what_it_is_by_torch(activation: str, length: int, threads: i
         (found,) = call(states, [(3, length)], None, False)
         expected = by_torch(encoder, states, 3, length)
     difference = (found - expected).abs()
-    # Sums in another order differ in the last digit; where that is halfway between two steps, by a step.
+    # Another summation order changes the last digit; a value halfway between two steps then rounds differently.
     assert float(difference.median()) < 2e-6
     assert float(difference.max()) < 0.05
 
 
 @needs_library
-@pytest.mark.parametrize("heads", [1, 2, 4])  # of 64, 32 and 16 numbers; 48 below
+@pytest.mark.parametrize("heads", [1, 2, 4])  # head sizes 64, 32 and 16; 48 below
 def test_heads_of_other_sizes(heads: int) -> None:
     for config in (replace(CONFIG, heads=heads, layers=1), replace(CONFIG, hidden_size=48, heads=1, layers=1)):
         encoder, call = layers(config, native=True)

@@ -1,4 +1,4 @@
-"""ONNX graphs: onnxruntime, which knows nothing of us, comes to the same numbers."""
+"""ONNX graphs: onnxruntime computes the same results without cloze."""
 
 import sys
 from pathlib import Path
@@ -33,9 +33,9 @@ def test_the_same_numbers(head: HeadName, tmp_path: Path) -> None:
             last = contents.model(*map(torch.from_numpy, (ids, segments)), torch.from_numpy(mask).bool()).last
             expected = task_logits(contents.model, head, last, [1] * count)
         real = mask.astype(bool)
-        told = expected.numpy().transpose(0, 2, 1)[real] if head == "span" else expected.numpy()
+        expected_array = expected.numpy().transpose(0, 2, 1)[real] if head == "span" else expected.numpy()
         numpy.testing.assert_allclose(states[real], last.numpy()[real], atol=1e-4)
-        numpy.testing.assert_allclose(logits[real] if head == "span" else logits, told, atol=1e-4)
+        numpy.testing.assert_allclose(logits[real] if head == "span" else logits, expected_array, atol=1e-4)
     assert Tokenizer.from_folder(tmp_path / "onnx").pieces == contents.tokenizer.pieces
 
 

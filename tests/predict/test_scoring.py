@@ -1,4 +1,4 @@
-"""Pseudo-log-likelihood against a plain loop with ``transformers``; long texts in windows."""
+"""Pseudo-log-likelihood compared with a plain loop over ``transformers``; long texts in windows."""
 
 import math
 from pathlib import Path
@@ -36,21 +36,21 @@ def test_same_as_a_plain_loop(pretrained: Model, pretrained_folder: Path) -> Non
             assert score.perplexity is None
 
 
-def test_company_changes_nothing(pretrained: Model) -> None:
+def test_the_batch_does_not_matter(pretrained: Model) -> None:
     alone = [pretrained.score([text])[0] for text in TEXTS]
     for together, single in zip(pretrained.score(TEXTS), alone, strict=True):
         assert together.tokens == single.tokens
         assert_close(together.log_probabilities, single.log_probabilities)
 
 
-def test_every_token_of_a_long_text_is_asked_about_once(pretrained: Model) -> None:
-    words = [f"word{number % 30}" for number in range(100)]  # more than three times what the model reads
+def test_every_token_of_a_long_text_is_scored_once(pretrained: Model) -> None:
+    words = [f"word{number % 30}" for number in range(100)]  # more than three times the model's maximum length
     (score,) = pretrained.score([" ".join(words)])
     assert list(score.tokens) == words
     (windows,) = token_windows(pretrained.tokenizer, [" ".join(words)])
     assert len(windows) > 4
     room = pretrained.tokenizer.content_length(1)
-    for window in windows[1:-1]:  # those inside have company on both sides
+    for window in windows[1:-1]:  # inner windows have context on both sides
         assert window.places[0] - 1 >= room // 4 - 1
         assert room - window.places[-1] >= room // 4 - 1
 
@@ -60,7 +60,7 @@ def test_nothing_to_score(pretrained: Model) -> None:
     assert Score("", (), ()).perplexity is None
 
 
-def test_what_is_refused(pretrained: Model) -> None:
+def test_invalid_input_is_rejected(pretrained: Model) -> None:
     with pytest.raises(RequestError, match=r"^one text was given where a list of texts was expected"):
         pretrained.score("the cat")
     with pytest.raises(RequestError, match="no 'mlm' head"):

@@ -24,7 +24,7 @@ PAIRS = TEXTS[::-1]
 
 @pytest.fixture(scope="module")
 def logits(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
-    """What ``transformers`` says to each text, one by one: (N, 3)."""
+    """The logits of ``transformers`` for each text alone: (N, 3)."""
     folder = tmp_path_factory.mktemp("labeller") / "model"
     LABELLER.save(folder)
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -36,7 +36,7 @@ def logits(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
 
 def test_classify_equals_transformers(logits: torch.Tensor) -> None:
     probabilities = logits.softmax(-1)
-    assert len(set(probabilities.argmax(-1).tolist())) > 1  # or every order would be the right one
+    assert len(set(probabilities.argmax(-1).tolist())) > 1  # otherwise any order would be correct
     for answer, row in zip(LABELLER.classify(TEXTS), probabilities, strict=True):
         assert tuple(answer.probabilities) == NAMES
         assert_close(list(answer.probabilities.values()), row)
@@ -63,7 +63,7 @@ def test_regress() -> None:
 
 def test_wrong_numbers_are_those_furthest_off() -> None:
     numbers = REGRESSOR.regress(TEXTS)
-    off = numpy.arange(60) * numpy.where(numpy.arange(60) % 2, 1.0, -1.0)  # the later, the further
+    off = numpy.arange(60) * numpy.where(numpy.arange(60) % 2, 1.0, -1.0)  # the error grows with the index
     places = [f"rows:{index}" for index in range(60)]
     rows = LabelledTexts(TEXTS, None, (numbers + off).tolist(), places)
     wrong = evaluate_numbers(REGRESSOR, rows, ["pearson"]).wrong()

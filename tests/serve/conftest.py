@@ -15,19 +15,19 @@ SMALL = Limits(body=20_000, inputs=20, characters=5000, queue=4000, batch=256, t
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A folder of each kind, by name."""
+    """A model folder of each kind, by name."""
     return made_folders(tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture(scope="session")
 def models(folders: dict[str, str]) -> dict[str, Model]:
-    """The same models, to compare with."""
+    """The same models, for comparison."""
     return {name: load(folder) for name, folder in folders.items()}
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Services must not write into the user's cache."""
+    """Use a temporary cache: services must not write into the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -35,7 +35,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads that wait for each other cost more than they bring to models this small."""
+    """Use one thread: with such small models, synchronization costs more than it gains."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -44,13 +44,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def served(folders: dict[str, str]) -> Iterator[Running]:
-    """All of them behind one app, with small limits; not for longer, since an idle service asks itself things."""
+    """All models behind one app, with small limits; per test, since an idle service probes its models."""
     with running(ServiceSettings(folders, limits=SMALL)) as found:
         yield found
 
 
 def error_of(response: httpx.Response) -> tuple[int, str, str]:
-    """Status, kind and message of a refusal."""
+    """Return the status, type and message of an error response."""
     error = response.json()["error"]
     assert set(error) == {"type", "message", "code", "param"}
     return response.status_code, error["type"], error["message"]

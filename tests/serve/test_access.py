@@ -1,4 +1,4 @@
-"""Who may come in (T21): every route with no, a wrong and the right key; hosts and origins that are not ours."""
+"""Access (T21): every route with no, a wrong and the right key; foreign hosts and origins."""
 
 import base64
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
-from torture.doors import app_routes, doors, every_door, every_route, untried
+from torture.doors import app_routes, concrete_routes, every_route, request_all, uncovered
 from torture.services import Running, running
 
 from cloze.inspect.views.page import static_names
@@ -32,32 +32,33 @@ def locked(folders: dict[str, str]) -> Iterator[Running]:
 
 
 def test_every_route_needs_the_key(locked: Running) -> None:
-    tried, failures = every_door(locked, KEY)
+    tried, failures = request_all(locked, KEY)
     assert failures == []
     assert tried > 40 * 16
 
 
 def test_every_route_is_tried(locked: Running) -> None:
-    """Those that the routers have, told of or not: pages, their files and weights too."""
+    """Every route of the routers is requested, documented or not: pages, their files and weights too."""
     routes = set(every_route(app_routes(locked)))
     known: list[Any] = [route for router in ROUTERS for route in router.routes]
     joined = {(verb, route.path) for route in known for verb in route.methods}
     assert routes - joined == {("GET", "/openapi.json"), ("HEAD", "/openapi.json")}
     assert joined <= routes
     files = {"/static/page.js", "/static/style.css", *(f"/inspect/static/{name}" for name in static_names())}
-    tried = doors(routes, "a-name")
+    tried = concrete_routes(routes, "a-name")
     pages = {"/", "/docs", "/inspect", "/inspect/weights/a-name/0", "/v1/models/base"}
     assert files | pages <= {path for _, path in tried}
-    assert untried(routes, tried) == []
+    assert uncovered(routes, tried) == []
 
 
 def test_a_route_that_is_not_tried_would_be_noticed(locked: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torture.doors._ways", lambda _: [])
-    assert every_door(locked, KEY) == (0, [])
+    monkeypatch.setattr("torture.doors._credentials", lambda _: [])
+    assert request_all(locked, KEY) == (0, [])
     monkeypatch.setattr(
-        "torture.doors.doors", lambda routes, seen: [one for one in doors(routes, seen) if "/weights/" not in one[1]]
+        "torture.doors.concrete_routes",
+        lambda routes, seen: [one for one in concrete_routes(routes, seen) if "/weights/" not in one[1]],
     )
-    assert every_door(locked, KEY)[1] == ["GET /inspect/weights/{name}/{layer}: not tried"]
+    assert request_all(locked, KEY)[1] == ["GET /inspect/weights/{name}/{layer}: not requested"]
 
 
 def test_routes_of_every_kind_are_found() -> None:
@@ -74,7 +75,7 @@ def test_routes_of_every_kind_are_found() -> None:
         ("HEAD", "/other/two"),
         ("POST", "/below/one/{name:path}"),
     ]
-    assert untried(routes, doors(routes, "")) == []
+    assert uncovered(routes, concrete_routes(routes, "")) == []
     outer.add_api_websocket_route("/socket", lambda _: None)
     with pytest.raises(TypeError, match="how to try a route of this kind is not known; teach every_route"):
         list(every_route(outer.routes))
@@ -86,7 +87,7 @@ def test_health_alone_is_open() -> None:
 
 def test_an_open_route_would_be_noticed(locked: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloze.serve.access.OPEN", {"/health", "/info"})
-    assert every_door(locked, KEY)[1]
+    assert request_all(locked, KEY)[1]
 
 
 @pytest.mark.parametrize(
@@ -97,11 +98,11 @@ def test_an_open_route_would_be_noticed(locked: Running, monkeypatch: pytest.Mon
         "basic " + base64.b64encode(f":{KEY}".encode()).decode(),
     ],
 )
-def test_ways_to_bring_the_key(header: str, locked: Running) -> None:
+def test_accepted_forms_of_the_key(header: str, locked: Running) -> None:
     assert locked.get("/info", headers={"authorization": header}).status_code == 200
 
 
-def test_browsers_are_asked_for_it(locked: Running) -> None:
+def test_browsers_are_prompted_for_the_key(locked: Running) -> None:
     page = locked.get("/", headers={"accept": "text/html,*/*"})
     assert (page.status_code, page.headers["www-authenticate"]) == (401, 'Basic realm="cloze"')
     assert locked.get("/info").headers["www-authenticate"] == "Bearer"
@@ -138,7 +139,7 @@ def test_hosts_that_are_not(host: str, locked: Running) -> None:
     ("origin", "status"),
     [
         ("http://localhost", 200),
-        ("https://localhost", 200),  # a balancer that speaks TLS stands before us
+        ("https://localhost", 200),  # the service is behind a load balancer that terminates TLS
         ("http://localhost:1234", 403),
         ("http://evil.example", 403),
         ("null", 403),
@@ -146,7 +147,7 @@ def test_hosts_that_are_not(host: str, locked: Running) -> None:
         ("http://localhost@evil.example", 403),
     ],
 )
-def test_pages_of_others_may_not_ask(origin: str, status: int, served: Running) -> None:
+def test_pages_of_other_origins_are_rejected(origin: str, status: int, served: Running) -> None:
     assert served.get("/info", headers={"origin": origin}).status_code == status
     answer = served.post("/embed", {"texts": "cat"}, headers={"origin": origin})
     assert answer.status_code == status
@@ -173,5 +174,5 @@ def test_headers_that_make_browsers_strict(served: Running) -> None:
         "/static/index.html",
     ],
 )
-def test_nothing_else_lies_in_the_open(path: str, served: Running) -> None:
+def test_no_other_route_is_open(path: str, served: Running) -> None:
     assert served.get(path).status_code == 404

@@ -1,4 +1,4 @@
-"""The thread that computes: every job its own results, whatever happens to its neighbours (T19, T20 in short)."""
+"""The batching thread: every job gets its own results, whatever happens to others (T19 and T20 in short)."""
 
 import random
 import threading
@@ -19,11 +19,11 @@ KIND = BatchKey("embed")
 
 
 class PanicError(BaseException):
-    """What a library in another language raises: no ``Exception``."""
+    """Like the panics of libraries in other languages: not a subclass of ``Exception``."""
 
 
 class Machine:
-    """Computes squares; some numbers break it. Waits for ``go`` if told to, so that batches can form."""
+    """A model that squares numbers; some numbers make it fail. It can be paused, so that batches form."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -74,7 +74,7 @@ def failures(metrics: Metrics) -> float:
 
 
 def submit_together(batcher: Batcher, machine: Machine, jobs: list[Job]) -> None:
-    """Let jobs meet in one batch: they come while the machine is busy with another."""
+    """Submit jobs while the model is busy, so that they form one batch."""
     machine.go.clear()
     before = job(0)
     batcher.submit(before)
@@ -112,7 +112,7 @@ def test_answers_are_never_swapped(batcher: Batcher) -> None:
     [(13, ModelFailedError, 2), (14, ModelFailedError, 2), (15, RequestError, 0), (16, ModelFailedError, 1)],
     ids=["exception", "panic", "request", "not a number"],
 )
-def test_what_breaks_the_machine_fails_alone(
+def test_only_the_failing_job_gets_an_error(
     value: int, error: type[Exception], counted: int, batcher: Batcher, machine: Machine, metrics: Metrics
 ) -> None:
     jobs = [job(1, 2), job(3, value), job(4)]
@@ -121,13 +121,13 @@ def test_what_breaks_the_machine_fails_alone(
     assert jobs[2].future.result(10) == [16]
     with pytest.raises(error):
         jobs[1].future.result(10)
-    assert failures(metrics) == counted  # together and alone
+    assert failures(metrics) == counted  # once in the batch and once alone
     again = job(7)
     batcher.submit(again)
     assert again.future.result(10) == [49]
 
 
-def test_what_is_cancelled_is_not_computed(batcher: Batcher, machine: Machine) -> None:
+def test_cancelled_jobs_are_not_computed(batcher: Batcher, machine: Machine) -> None:
     machine.go.clear()
     jobs = [job(1), job(2), job(3)]
     batcher.submit(jobs[0])
@@ -143,7 +143,7 @@ def test_what_is_cancelled_is_not_computed(batcher: Batcher, machine: Machine) -
     assert machine.batches == [[1], [3]]
 
 
-def test_too_much_is_told_with_a_time_to_come_back(batcher: Batcher, machine: Machine) -> None:
+def test_overload_is_reported_with_a_retry_time(batcher: Batcher, machine: Machine) -> None:
     machine.go.clear()
     batcher.submit(job(1))
     while batcher.queue.tokens:
@@ -157,40 +157,40 @@ def test_too_much_is_told_with_a_time_to_come_back(batcher: Batcher, machine: Ma
     assert refusal.value.retry_after >= 1
 
 
-def test_what_would_be_done_too_late_is_told_at_once(machine: Machine, metrics: Metrics) -> None:
-    soon = 10 / FIRST_GUESS  # ten tokens, at the speed that is guessed
+def test_jobs_that_would_finish_late_are_rejected_immediately(machine: Machine, metrics: Metrics) -> None:
+    soon = 10 / FIRST_GUESS  # ten tokens at the assumed initial speed
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, within=soon)
-    batcher.submit(job(*range(20, 60)))  # whatever its size: nothing waits before it
+    batcher.submit(job(*range(20, 60)))  # accepted whatever its size, since nothing waits before it
     with pytest.raises(OverloadedError, match="40 tokens wait"):
         batcher.submit(job(1))
     batcher.start()
     batcher.drain(10)
 
 
-def test_what_would_wait_too_long_for_its_turn_is_told_at_once(machine: Machine, metrics: Metrics) -> None:
+def test_jobs_that_would_wait_too_long_are_rejected_immediately(machine: Machine, metrics: Metrics) -> None:
     patience = 10 / FIRST_GUESS
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, patience=patience)
     batcher.submit(job(1, 2, 3, 4, 5))
-    batcher.submit(job(*range(20, 60)))  # its own size is its own affair: only five wait before it
+    batcher.submit(job(*range(20, 60)))  # a job's own size does not count: only five tokens wait before it
     with pytest.raises(OverloadedError, match=r"^45 tokens wait for model 'made', of at most 10; try again in 1 s$"):
         batcher.submit(job(1))
     batcher.start()
     batcher.drain(10)
 
 
-def test_a_long_job_at_work_counts_as_waiting_for_a_turn(machine: Machine, metrics: Metrics) -> None:
+def test_a_running_long_job_counts_as_one_turn(machine: Machine, metrics: Metrics) -> None:
     patience = 10 / FIRST_GUESS
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=10**6, budget=100, patience=patience)
     machine.go.clear()
     batcher.start()
-    for length, told in ((100, 0), (10**6, 200)):  # a batch of the usual size is soon done
+    for length, ahead in ((100, 0), (10**6, 200)):  # a batch of the usual size is finished soon
         long = Job(KIND, [1], [length], time.monotonic() + 30)
         batcher.submit(long)
         while not batcher._at_work:
             time.sleep(0.001)
-        assert batcher.ahead() == told  # two batches are a turn
-        assert batcher.ahead("another", 7) == min(told, 7)
-        if told:
+        assert batcher.ahead() == ahead  # one turn is two batches
+        assert batcher.ahead("another", 7) == min(ahead, 7)
+        if ahead:
             with pytest.raises(OverloadedError, match=r"^201 tokens wait for model 'made', of at most \d+; try again"):
                 batcher.submit(job(1))
         machine.go.set()
@@ -205,7 +205,7 @@ def test_a_long_job_at_work_counts_as_waiting_for_a_turn(machine: Machine, metri
 
 
 class LongMachine(Machine):
-    """Computes the number 1000 in many passes, until it is told to stop."""
+    """A model that computes the number 1000 in many passes, until it is stopped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,8 +223,8 @@ class LongMachine(Machine):
 
 
 @pytest.mark.parametrize("client", ["modest", "greedy"])
-def test_a_long_job_lets_others_in(client: str, metrics: Metrics) -> None:
-    """Those of other clients, and those of its own; it goes on afterwards, and gets its result."""
+def test_a_long_job_yields_to_others(client: str, metrics: Metrics) -> None:
+    """A long job yields to small jobs of any client, resumes afterwards, and gets its result."""
     machine = LongMachine()
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=10**6, budget=100, within=10.0)
     batcher.start()
@@ -237,9 +237,9 @@ def test_a_long_job_lets_others_in(client: str, metrics: Metrics) -> None:
         assert small.future.result(10) == [value**2]
         assert not long.future.done()
     before = machine.passes
-    while machine.passes < before + 3:  # it is computed as well
+    while machine.passes < before + 3:  # the long job makes progress as well
         time.sleep(0.001)
-    too_long = Job(KIND, [31], [200], time.monotonic() + 30, client)  # would delay the first one as long as it likes
+    too_long = Job(KIND, [31], [200], time.monotonic() + 30, client)  # would delay the first job arbitrarily
     batcher.submit(too_long)
     while machine.passes < before + 6:
         time.sleep(0.001)
@@ -251,7 +251,7 @@ def test_a_long_job_lets_others_in(client: str, metrics: Metrics) -> None:
     assert batcher.drain(10)
 
 
-def test_who_is_let_in_and_fails_does_not_harm_the_one_below(metrics: Metrics) -> None:
+def test_a_failing_job_does_not_affect_the_interrupted_one(metrics: Metrics) -> None:
     machine = LongMachine()
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=10**6, budget=100)
     batcher.start()
@@ -267,10 +267,10 @@ def test_who_is_let_in_and_fails_does_not_harm_the_one_below(metrics: Metrics) -
     assert batcher.drain(10)
 
 
-def test_speed_is_that_of_tokens_not_of_batches(
+def test_speed_is_measured_in_tokens_not_batches(
     machine: Machine, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many lone texts at 100 tokens a second, then a full batch at 5000: a queue would be done at nearly this speed."""
+    """The speed estimate is close to that of a full batch (5000 tokens per second), not of single texts (100)."""
     now = 0.0
     monkeypatch.setattr("cloze.serve.batcher.time.monotonic", lambda: now)
 
@@ -314,10 +314,10 @@ def test_answers_are_not_followed_by_trials(batcher: Batcher, machine: Machine) 
         one = job(value)
         batcher.submit(one)
         assert one.future.result(10) == [value**2]
-    assert machine.probed == 1  # at the start
+    assert machine.probed == 1  # at start-up
 
 
-def test_who_asks_nonsense_does_not_make_it_unready(
+def test_invalid_requests_do_not_make_it_unready(
     machine: Machine, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cloze.serve.batcher.PROBE_EVERY", 0.3)
@@ -330,11 +330,11 @@ def test_who_asks_nonsense_does_not_make_it_unready(
         with pytest.raises(RequestError):
             bad.future.result(10)
         time.sleep(0.01)
-    assert machine.probed >= 3  # though it was never idle
+    assert machine.probed >= 3  # although it was never idle
     batcher.drain(10)
 
 
-def test_draining_finishes_what_waits(machine: Machine, metrics: Metrics) -> None:
+def test_draining_finishes_waiting_jobs(machine: Machine, metrics: Metrics) -> None:
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=1)
     jobs = [job(number) for number in range(50, 90)]
     for one in jobs:
@@ -346,12 +346,12 @@ def test_draining_finishes_what_waits(machine: Machine, metrics: Metrics) -> Non
         batcher.submit(job(1))
 
 
-def test_work_that_nobody_waits_for_ends(machine: Machine, metrics: Metrics) -> None:
+def test_abandoned_work_ends(machine: Machine, metrics: Metrics) -> None:
     started = threading.Event()
 
     def compute(key: BatchKey, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
         end = time.monotonic() + 30
-        while 7 in inputs and time.monotonic() < end:  # many passes through a model
+        while 7 in inputs and time.monotonic() < end:  # many forward passes
             started.set()
             check()
             time.sleep(0.001)
@@ -374,7 +374,7 @@ def test_work_that_nobody_waits_for_ends(machine: Machine, metrics: Metrics) -> 
     assert batcher.drain(10)
 
 
-def test_a_thread_that_does_not_end_is_told_of(machine: Machine, metrics: Metrics) -> None:
+def test_a_hanging_thread_is_reported(machine: Machine, metrics: Metrics) -> None:
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=1)
     machine.go.clear()
     batcher.submit(job(1))

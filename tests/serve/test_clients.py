@@ -1,4 +1,4 @@
-"""Clients of others, unchanged: OpenAI's own, and what bert-as-service is sent; on the real weights of MiniLM."""
+"""Unmodified third-party clients (OpenAI's, and requests of bert-as-service), with the real weights of MiniLM."""
 
 import base64
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ TEXTS = ["A ship at sea.", "a boat", "The stock market fell today, and nobody kn
 
 @pytest.fixture(scope="module")
 def address(minilm_folder: Path) -> Iterator[str]:
-    """A real socket, since the client brings its own transport."""
+    """A real socket, because the client has its own transport."""
     with running(ServiceSettings({"minilm": str(minilm_folder)}, key=KEY)) as service, listening(service) as found:
         yield found
 
@@ -39,7 +39,7 @@ def minilm(minilm_folder: Path) -> Model:
 
 @pytest.mark.parametrize("form", ["float", "base64", None])
 def test_openai_client_embeds(form: str | None, client: openai.OpenAI, minilm: Model) -> None:
-    chosen = {} if form is None else {"encoding_format": form}  # left out, the client asks for base64 itself
+    chosen = {} if form is None else {"encoding_format": form}  # by default, the client requests base64
     answer = client.embeddings.create(model="minilm", input=TEXTS, **chosen)  # type: ignore[arg-type]
     found = [one.embedding for one in answer.data]
     if form == "base64":
@@ -47,7 +47,7 @@ def test_openai_client_embeds(form: str | None, client: openai.OpenAI, minilm: M
     np.testing.assert_allclose(found, minilm.embed(TEXTS), atol=1e-5)
     assert [one.index for one in answer.data] == [0, 1, 2]
     assert answer.usage.prompt_tokens == sum(len(minilm.tokenizer(text).ids) for text in TEXTS)
-    assert answer.usage.model_extra == {"truncated": 0, "unknown": 0}  # which the client lets pass
+    assert answer.usage.model_extra == {"truncated": 0, "unknown": 0}  # extra fields that the client accepts
 
 
 def test_openai_client_may_send_ids(client: openai.OpenAI, minilm: Model) -> None:
@@ -110,14 +110,18 @@ def test_openai_client_understands_our_errors(client: openai.OpenAI, address: st
 def test_bert_as_service(address: str, minilm: Model) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
 
-    def ask(**body: object) -> httpx.Response:
+    def send_request(**body: object) -> httpx.Response:
         return httpx.post(f"{address}/encode", json=body, headers=headers)
 
-    answer = ask(id=123, texts=["hello world", "good day!"], is_tokenized=False).json()
+    answer = send_request(id=123, texts=["hello world", "good day!"], is_tokenized=False).json()
     assert (answer["id"], answer["status"]) == (123, 200)
     np.testing.assert_allclose(answer["result"], minilm.embed(["hello world", "good day!"]), atol=1e-5)
-    tokens = ask(id="a", texts=[["hello", "world"], ["good", "day", "##s"]], is_tokenized=True).json()
+    tokens = send_request(id="a", texts=[["hello", "world"], ["good", "day", "##s"]], is_tokenized=True).json()
     np.testing.assert_allclose(tokens["result"], minilm.embed(["hello world", "good days"]), atol=1e-5)
-    assert error_of(ask(texts=[], is_tokenized=False)) == (400, "no_text", "there is no text; give at least one")
+    assert error_of(send_request(texts=[], is_tokenized=False)) == (
+        400,
+        "no_text",
+        "there is no text; give at least one",
+    )
     message = "is_tokenized goes with lists of tokens, and only with them"
-    assert error_of(ask(texts=["a"], is_tokenized=True)) == (400, "is_tokenized", message)
+    assert error_of(send_request(texts=["a"], is_tokenized=True)) == (400, "is_tokenized", message)

@@ -1,4 +1,4 @@
-"""What is in deploy/ agrees with the package: its flags, its limits, what torch it takes."""
+"""The files in deploy/ agree with the package: its flags, its limits, and its torch version."""
 
 import re
 import tomllib
@@ -31,7 +31,7 @@ def test_the_image_has_a_torch_that_the_package_takes() -> None:
     assert wanted.specifier.contains(found[1])
 
 
-def test_the_image_is_built_from_what_is_there_and_let_in() -> None:
+def test_the_image_is_built_from_included_files() -> None:
     let_in = {line[1:] for line in deployed("Dockerfile.dockerignore").splitlines() if line.startswith("!")}
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", deployed("Dockerfile"), re.MULTILINE)
     names = {name for words in copied for name in words.split()}
@@ -47,13 +47,13 @@ def test_flags_are_those_of_the_command() -> None:
         assert all(f"{flag} " in HELP for flag in flags), (name, flags)
 
 
-def test_whoever_stops_it_waits_until_it_is_drained() -> None:
+def test_stop_timeouts_allow_draining() -> None:
     needed = Limits().timeout + DRAINING
     assert number(r"TimeoutStopSec=(\d+)", deployed("cloze.service")) >= needed
     assert number(r"--stop-timeout (\d+)", deployed("Dockerfile")) >= needed
 
 
-def test_the_balancer_leaves_it_to_the_service_to_say_no() -> None:
+def test_the_balancer_limits_exceed_those_of_the_service() -> None:
     text = deployed("nginx.conf")
     assert number(r"proxy_read_timeout (\d+)s", text) > Limits().timeout
     assert number(r"client_max_body_size (\d+)m", text) * 2**20 >= Limits().body

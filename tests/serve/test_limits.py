@@ -1,4 +1,4 @@
-"""Every limit has a refusal of its own, and nothing in a request is a fault of the server's (T14, T17 in short)."""
+"""Every limit has its own error response, and no request causes a server error (T14 and T17 in short)."""
 
 import asyncio
 import json
@@ -35,8 +35,8 @@ def test_every_limit_has_its_refusal(body: Any, status: int, kind: str, served: 
     assert error_of(served.post("/embed", body))[:2] == (status, kind)
 
 
-def test_as_many_inputs_as_openai_takes(folders: dict[str, str]) -> None:
-    """Of the usual length, by the limits that are set if nothing else is asked for."""
+def test_input_limit_equals_that_of_openai(folders: dict[str, str]) -> None:
+    """The default limits accept as many inputs of common length as OpenAI's API."""
     with running(ServiceSettings({"base": folders["base"]})) as served:
         sentence = "the cat sat on a mat, and the dog ran to the cat on the mat again and again."
         answer = served.post("/v1/embeddings", {"input": [sentence] * 2048, "model": "base"})
@@ -62,7 +62,7 @@ def test_whose_a_request_is(host: str, client: str) -> None:
     assert client_of({"type": "http", "client": None}) == ""
 
 
-def test_one_client_does_not_use_up_what_all_share() -> None:
+def test_one_client_cannot_exhaust_shared_limits() -> None:
     share = FairShare(10)
     for _ in range(10):
         assert share.has_room("greedy", 1)
@@ -92,7 +92,7 @@ def test_words_for_blanks_are_limited(folders: dict[str, str]) -> None:
         refused = served.post("/fill", {"texts": ["[MASK] [MASK]", "a [MASK]"], "top": 21})
         message = "63 words in one answer, of at most 60; send fewer blanks, or ask for a smaller top"
         assert error_of(refused) == (413, "too_many_proposals", message)
-        # Filled together, the whole text is told again and again.
+        # With joint filling, every result repeats the whole text.
         refused = served.post("/fill", {"texts": "a [MASK]" + " cat" * 20, "top": 5, "joint": True})
         message = "75 words in one answer, of at most 60; send fewer blanks, or ask for a smaller top"
         assert error_of(refused) == (413, "too_many_proposals", message)
@@ -114,7 +114,7 @@ def test_protected_words_are_limited_with_the_texts(folders: dict[str, str]) -> 
     assert error_of(refused) == (413, "too_many_protected", message)
 
 
-def test_words_of_which_nothing_is_left_are_weighed(folders: dict[str, str]) -> None:
+def test_words_without_tokens_are_counted(folders: dict[str, str]) -> None:
     with running(ServiceSettings({"tags": folders["tags"]}, limits=Limits(queue=500))) as served:
         assert error_of(served.post("/tag", {"texts": [["\u00ad"] * 600]}))[:2] == (413, "too_many_tokens")
         answer = served.post("/tag", {"texts": [["\u00ad"] * 20, ["cats", "the"]]}).json()
@@ -148,20 +148,21 @@ def test_bodies_that_are_held_are_bounded_together(folders: dict[str, str]) -> N
     limits = Limits(body=1000)
     started = asyncio.Event()
 
-    async def half() -> AsyncIterator[bytes]:
+    async def half_a_body() -> AsyncIterator[bytes]:
         yield b"x" * 900
         await asyncio.wait_for(started.wait(), 10)
 
-    async def ask(client: httpx.AsyncClient) -> list[int]:
-        held = [asyncio.ensure_future(client.post("/embed", content=half())) for _ in range(40)]
+    async def send_requests(client: httpx.AsyncClient) -> list[int]:
+        held = [asyncio.ensure_future(client.post("/embed", content=half_a_body())) for _ in range(40)]
         await asyncio.sleep(0.3)
         refused = [one.result().status_code for one in held if one.done()]
         started.set()
         return [*refused, *(one.status_code for one in await asyncio.gather(*held))]
 
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
-        found = served.run(ask)
-        assert found.count(429) == 2 * 5  # 35 of 900 bytes are all that 32 of 1000 allow; each refusal is counted twice
+        found = served.run(send_requests)
+        # 32 bodies of 1000 bytes are allowed, which is 35 of 900; each rejection is counted twice
+        assert found.count(429) == 2 * 5
         assert served.post("/embed", {"texts": "cat"}).status_code == 200
 
 
@@ -171,30 +172,30 @@ def test_a_deadline_is_kept_and_the_work_dropped(folders: dict[str, str], monkey
         batcher = served.service.models.batchers[0]
         block_forward(batcher, monkeypatch)
 
-        async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
             return await asyncio.gather(*(client.post("/embed", json={"texts": "cat"}) for _ in range(5)))
 
-        answers = served.run(ask)
+        answers = served.run(send_requests)
         assert {error_of(answer)[:2] for answer in answers} == {(408, "deadline")}
         assert batcher.queue.tokens == 0
         RELEASE.set()
         assert served.service.metrics.registry.get_sample_value("cloze_dropped_total", {"why": "deadline"}) == 5
 
 
-def test_a_full_queue_says_when_to_come_back(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_gives_a_retry_time(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(queue=40, timeout=2)
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
         block_forward(served.service.models.batchers[0], monkeypatch)
 
-        async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
-            asked = [asyncio.ensure_future(client.post("/embed", json={"texts": "cat sat on"})) for _ in range(40)]
+        async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
+            requests = [asyncio.ensure_future(client.post("/embed", json={"texts": "cat sat on"})) for _ in range(40)]
             await asyncio.sleep(0.2)
             RELEASE.set()
-            return await asyncio.gather(*asked)
+            return await asyncio.gather(*requests)
 
-        answers = served.run(ask)
+        answers = served.run(send_requests)
     refused = [answer for answer in answers if answer.status_code != 200]
-    assert 20 <= len(refused) < 40  # a batch is at work, and another fills the queue
+    assert 20 <= len(refused) < 40  # one batch is being computed, and another fills the queue
     assert {error_of(answer)[:2] for answer in refused} == {(429, "overloaded")}
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
 
@@ -205,44 +206,46 @@ def test_patience_ends_before_a_body_is_read(folders: dict[str, str], monkeypatc
         batcher = served.service.models.batchers[0]
         block_forward(batcher, monkeypatch)
 
-        async def ask(client: httpx.AsyncClient) -> tuple[list[httpx.Response], httpx.Response]:
-            asked = []
-            for waiting in (0, 3):  # one at work, and one that waits
-                asked.append(asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})))
+        async def send_requests(client: httpx.AsyncClient) -> tuple[list[httpx.Response], httpx.Response]:
+            requests = []
+            for waiting in (0, 3):  # one being computed, and one waiting
+                requests.append(asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})))
                 async with asyncio.timeout(10):
-                    while (batcher.queue._number, batcher.queue.tokens) != (len(asked), waiting):
+                    while (batcher.queue._number, batcher.queue.tokens) != (len(requests), waiting):
                         await asyncio.sleep(0.01)
             refused = await client.post("/embed", content=b"no JSON")
             RELEASE.set()
-            return await asyncio.gather(*asked), refused
+            return await asyncio.gather(*requests), refused
 
-        answers, refused = served.run(ask)
+        answers, refused = served.run(send_requests)
     assert [answer.status_code for answer in answers] == [200, 200]
     assert error_of(refused) == (429, "overloaded", "3 tokens wait for model 'base', of at most 0; try again in 1 s")
 
 
-def test_too_many_requests_at_once(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_concurrent_requests(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(connections=3)
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
         block_forward(served.service.models.batchers[0], monkeypatch)
 
-        async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
-            asked = [asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})) for _ in range(5)]
+        async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
+            requests = [asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})) for _ in range(5)]
             await asyncio.sleep(0.2)
             assert (await client.get("/health")).status_code == 200
             RELEASE.set()
-            return await asyncio.gather(*asked)
+            return await asyncio.gather(*requests)
 
-        statuses = [answer.status_code for answer in served.run(ask)]
+        statuses = [answer.status_code for answer in served.run(send_requests)]
     assert sorted(statuses) == [200, 200, 200, 429, 429]
 
 
-def test_who_leaves_is_not_computed_for(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_disconnected_clients_are_not_computed(
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running(ServiceSettings({"base": folders["base"]})) as served:
         batcher = served.service.models.batchers[0]
         block_forward(batcher, monkeypatch)
 
-        async def ask() -> None:
+        async def send_requests() -> None:
             body = json.dumps({"texts": "cat sat on a mat"}).encode()
             sent, left = [], asyncio.Event()
             parts = iter([{"type": "http.request", "body": body, "more_body": False}])
@@ -259,24 +262,24 @@ def test_who_leaves_is_not_computed_for(folders: dict[str, str], monkeypatch: py
             headers = [(b"host", b"localhost")]
             scope = {"type": "http", "method": "POST", "path": "/embed", "headers": headers, "query_string": b""}
             scope |= {"http_version": "1.1", "scheme": "http", "server": ("localhost", 80), "root_path": ""}
-            # The first is being computed, and so cannot be called back; the second waits.
-            asked = [asyncio.ensure_future(served.app(dict(scope), receive, send))]
+            # The first is being computed and cannot be cancelled; the second waits.
+            requests = [asyncio.ensure_future(served.app(dict(scope), receive, send))]
             await asyncio.sleep(0.1)
             parts = iter([{"type": "http.request", "body": body, "more_body": False}])
-            asked.append(asyncio.ensure_future(served.app(dict(scope), receive, send)))
+            requests.append(asyncio.ensure_future(served.app(dict(scope), receive, send)))
             await asyncio.sleep(0.1)
             assert batcher.queue.tokens == 7
             left.set()
-            await asyncio.wait_for(asyncio.gather(*asked), 5)
+            await asyncio.wait_for(asyncio.gather(*requests), 5)
             assert batcher.queue.tokens == 0
             assert sent[0]["status"] == 499
 
-        asyncio.run(ask())
+        asyncio.run(send_requests())
         RELEASE.set()
 
 
 def block_forward(batcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on a batch waits until ``RELEASE`` is set."""
+    """Block every batch until ``RELEASE`` is set."""
     compute = batcher._compute_batch
     RELEASE.clear()
 
@@ -289,12 +292,12 @@ def block_forward(batcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/encode", "/tag"])
 def test_odd_bodies_are_refused_or_answered(path: str, served: Running) -> None:
-    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+    async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
         return [await client.post(path, content=body) for body in BODIES]
 
-    for body, answer in zip(BODIES, served.run(ask), strict=True):
+    for body, answer in zip(BODIES, served.run(send_requests), strict=True):
         assert answer.status_code < 500, body[:80]
-        answer.json()  # whatever it is, it is JSON
+        answer.json()  # every response is JSON
         assert len(answer.content) < 5000 or answer.status_code == 200
 
 
@@ -311,8 +314,8 @@ def test_the_campaign_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "BODIES", BODIES[:2])
     outcome = bodies.run(BodySettings(20, ("/embed", "/health", "/ready")), Silent())
     assert outcome.passed
-    assert int(outcome.figures["odd bodies"]) >= 2 * 10  # of each route that takes a body
-    assert int(outcome.figures["generated"]) >= 20  # though two of the routes have nothing to vary
+    assert int(outcome.figures["odd bodies"]) >= 2 * 10  # of each route with a request body
+    assert int(outcome.figures["generated"]) >= 20  # although two of the routes have no parameters to vary
 
 
 def test_a_fault_would_be_noticed() -> None:

@@ -1,4 +1,4 @@
-"""Several models, and many adapters on one base, asked for by name and all at once."""
+"""Several models, and many adapters on one base, selected by name and used concurrently."""
 
 import asyncio
 from collections.abc import Iterator
@@ -36,22 +36,22 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapted(base: Path, folders: dict[str, str]) -> Iterator[Running]:
-    """A model that the adapters are not of, and the base that they are."""
+    """A model without adapters, and the base of the adapters."""
     adapters = {name: str(base.parent / name) for name in ADAPTERS}
     with running(ServiceSettings({"tags": folders["tags"], "base": str(base)}, adapters)) as found:
         yield found
 
 
-def test_adapters_answer_as_alone_when_asked_in_turn(adapted: Running, base: Path) -> None:
+def test_interleaved_adapters_give_the_results_of_each_alone(adapted: Running, base: Path) -> None:
     alone = {name: load(base.parent / name).classify(TEXTS) for name in ADAPTERS}
     blank = load(base).fill("the [MASK] sat.")[0][0].token
 
-    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
-        asked = [client.post("/classify", json={"texts": TEXTS, "model": name}) for name in [*ADAPTERS] * 5]
-        asked += [client.post("/fill", json={"texts": "the [MASK] sat.", "model": "base"}) for _ in range(5)]
-        return await asyncio.gather(*asked)
+    async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
+        requests = [client.post("/classify", json={"texts": TEXTS, "model": name}) for name in [*ADAPTERS] * 5]
+        requests += [client.post("/fill", json={"texts": "the [MASK] sat.", "model": "base"}) for _ in range(5)]
+        return await asyncio.gather(*requests)
 
-    answers = [answer.json()["results"] for answer in adapted.run(ask)]
+    answers = [answer.json()["results"] for answer in adapted.run(send_requests)]
     for name, answer in zip([*ADAPTERS] * 5, answers[:10], strict=True):
         for ours, theirs in zip(answer, alone[name], strict=True):
             assert ours["label"] == theirs.label
@@ -77,16 +77,16 @@ def test_adapters_are_listed_with_their_base(adapted: Running) -> None:
     }
 
 
-def test_what_is_served_is_told(adapted: Running) -> None:
-    told = {one["name"]: one for one in adapted.get("/info").json()["models"]}
-    assert {"embed", "tag"} <= set(told["tags"]["does"])
-    assert "fill" not in told["tags"]["does"]
-    assert {"classify", "embed"} <= set(told["lora"]["does"])
-    assert told["base"]["width"] == 16
-    assert told["base"]["precision"] == "fp32"
+def test_served_models_are_listed(adapted: Running) -> None:
+    models_info = {one["name"]: one for one in adapted.get("/info").json()["models"]}
+    assert {"embed", "tag"} <= set(models_info["tags"]["does"])
+    assert "fill" not in models_info["tags"]["does"]
+    assert {"classify", "embed"} <= set(models_info["lora"]["does"])
+    assert models_info["base"]["width"] == 16
+    assert models_info["base"]["precision"] == "fp32"
 
 
-def test_whoever_can_answers_if_nobody_is_named(adapted: Running) -> None:
+def test_the_capable_model_is_the_default(adapted: Running) -> None:
     assert adapted.post("/embed", {"texts": "cat"}).json()["model"] == "tags"
     assert adapted.post("/fill", {"texts": "a [MASK]"}).json()["model"] == "base"
     assert adapted.post("/classify", {"texts": "cat"}).json()["model"] == "houlsby"
@@ -129,8 +129,8 @@ def test_readiness_and_liveness(adapted: Running) -> None:
     adapted.service.draining = False
 
 
-def test_a_batch_that_was_interrupted_goes_on_with_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another batch, with another adapter, is computed between two of its forward passes."""
+def test_an_interrupted_batch_keeps_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch keeps its adapter when a batch with another adapter is computed between its forward passes."""
     model = Model(model_folder())
     used: list[str | None] = []
     monkeypatch.setattr(model, "use", used.append)

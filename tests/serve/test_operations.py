@@ -1,4 +1,4 @@
-"""Operations: numbers that are none, and which heads allow what."""
+"""Operations: NaN results, and the heads that each operation requires."""
 
 import time
 from typing import Any
@@ -18,7 +18,7 @@ from cloze.serve.queue import BatchKey, Job
 from cloze.threads import AdaptiveThreads, request_threads
 from tests.model.made import model_folder
 
-# What needs no head.
+# Operations that need no head.
 ANY = {"embed", "inspect"}
 
 
@@ -47,7 +47,7 @@ def test_a_model_without_numbers_fails(folders: dict[str, str]) -> None:
 def test_service_follows_the_load_with_its_threads(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     model, now, counts = load(folders["base"]), 0.0, list[int]()
-    cost = {1: 0.1, 2: 0.8}  # seconds per batch, as beside a process that occupies a core
+    cost = {1: 0.1, 2: 0.8}  # seconds per batch when another process occupies a core
 
     def clock() -> float:
         nonlocal now
@@ -58,7 +58,7 @@ def test_service_follows_the_load_with_its_threads(folders: dict[str, str], monk
     monkeypatch.setattr(model, "_threads", AdaptiveThreads(clock))
     worker = ModelWorker(model)
     request_threads(None)
-    torch.set_num_threads(2)  # of threads that begin after this
+    torch.set_num_threads(2)  # for threads that start after this
     batcher = Batcher("base", worker.run_batch, worker.probe, Metrics(), bound=1000, budget=100)
     batcher.start()
     (text,) = read_texts(model.tokenizer, ["a cat"])
@@ -74,7 +74,7 @@ def test_service_follows_the_load_with_its_threads(folders: dict[str, str], monk
     vectors = embed(30)
     assert counts[0] == 2
     assert counts[-20:].count(1) >= 18
-    cost |= {2: 0.05}  # the load has ended
+    cost |= {2: 0.05}  # the other process has ended
     vectors += embed(200)
     assert counts[-40:].count(2) >= 36  # a trial has two batches, and each reads the clock twice
     assert batcher.drain(10)
@@ -84,7 +84,7 @@ def test_service_follows_the_load_with_its_threads(folders: dict[str, str], monk
 
 def test_labels_that_mean_nothing_are_refused() -> None:
     unnamed = Model(model_folder(["sequence"]))
-    message = "^this model's folder does not say what its labels mean; fine-tune it with cloze$"
+    message = "^this model's folder does not define its labels; fine-tune it with cloze$"
     with pytest.raises(RequestError, match=message):
         run_operation(unnamed, BatchKey("classify"), [("a cat", read_texts(unnamed.tokenizer, ["a cat"])[0])])
 

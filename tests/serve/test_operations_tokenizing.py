@@ -1,4 +1,4 @@
-"""Reading: each text becomes tokens once, long ones off the event loop, and what it weighs is what is computed."""
+"""Tokenization in the service: once per text, long texts off the event loop, and token counts that match the work."""
 
 import asyncio
 import threading
@@ -28,14 +28,14 @@ LONG = "the cat sat on a mat. a dog ran. " * (INLINE_CHARACTERS // 30 + 1)
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Every text that a tokenizer reads, with the thread that does."""
+    """Every tokenized text, with the thread that tokenizes it."""
     found: list[tuple[str, str]] = []
 
     def watch(name: str) -> None:
         original = getattr(Tokenizer, name)
 
         def watched(self: Tokenizer, texts: Any, *arguments: Any) -> Any:
-            if list(texts) != ["Are you there?"]:  # what an idle model asks itself
+            if list(texts) != ["Are you there?"]:  # the probe text of an idle model
                 found.extend((text, threading.current_thread().name) for text in texts)
             return original(self, texts, *arguments)
 
@@ -63,7 +63,7 @@ def test_texts_are_read_once(path: str, body: Any, served: Running, readings: li
 
 
 @pytest.mark.parametrize("path", ["/embed", "/fill", "/classify"])
-def test_long_texts_are_read_by_threads_of_their_own(
+def test_long_texts_are_tokenized_in_separate_threads(
     path: str, served: Running, readings: list[tuple[str, str]]
 ) -> None:
     assert served.post(path, {"texts": f"[MASK] {LONG}"}).status_code == 200
@@ -97,7 +97,7 @@ def test_several_texts_are_filled_together(served: Running, models: dict[str, Mo
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
-    """Models that read long texts in windows, know one segment only, and tag characters."""
+    """Models with windows for long texts, with a single segment, and with character tags."""
     folder = tmp_path_factory.mktemp("others")
     task = TaskLabels("classify", ("bad", "good"), long_texts="windows")
     saved(model_folder(["sequence"], task=task), folder / "windows")
@@ -134,7 +134,7 @@ def test_windows_are_weighed_as_they_are_computed(others: tuple[Running, Path]) 
 
 def test_pairs_for_a_model_of_single_texts(others: tuple[Running, Path]) -> None:
     answer = others[0].post("/embed", {"texts": "a", "pairs": "b", "model": "single"})
-    message = "this model tells no second text from a first (it has one segment); give single texts"
+    message = "this model has one segment and does not support pairs of texts; give single texts"
     assert error_of(answer) == (400, "unanswerable", message)
 
 
@@ -149,10 +149,10 @@ def test_questions_are_weighed_with_all_windows_of_their_texts(served: Running, 
 
 
 @pytest.mark.parametrize("threshold", [None, 0.5], ids=["hidden", "seen"])
-def test_corrections_are_weighed_with_all_their_passes(
+def test_token_count_of_corrections_includes_all_passes(
     threshold: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Words in pieces are hidden in any case, by a model that reads texts as they stand as well."""
+    """The token count of corrections includes a pass per split word, even if the text is otherwise not masked."""
     folder = saved(replace(model_folder(["mlm"]), correcting=threshold), tmp_path / "base")
     model, computed, texts = load(folder), [], ["cats dogs mats cats", "the cats sat on a mat " * 6, "", "."]
     run = model.run
@@ -168,13 +168,13 @@ def test_corrections_are_weighed_with_all_their_passes(
             model.correct([text])
             tokens = service.post("/correct", {"texts": text}).json()["usage"]["tokens"]
             assert sum(computed) <= tokens
-            assert tokens > 0  # what weighs nothing would never have its turn
+            assert tokens > 0  # jobs without tokens would never be scheduled
             if text == texts[0]:
                 assert tokens < 1.25 * sum(computed)
 
 
-def test_many_passes_end_when_the_time_is_over(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text to correct is asked about once for each of its tokens; whoever comes after it does not wait for that."""
+def test_many_passes_end_at_the_deadline(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A correction needs one pass per token, and stops at its deadline so that others need not wait."""
     passes = []
 
     def slow(model: Model, windows: Any, *rest: Any) -> Any:
@@ -193,9 +193,7 @@ def test_many_passes_end_when_the_time_is_over(folders: dict[str, str], monkeypa
     assert len(passes) < 500
 
 
-def test_who_computes_may_see_first_that_the_time_is_over(
-    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_computation_may_detect_the_deadline_first(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(*_: Any) -> Any:
         raise AbandonedError("nobody waits for this any more")
 

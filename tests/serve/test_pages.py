@@ -1,4 +1,4 @@
-"""The pages in a real browser: every tab answers, to mouse and keyboard, and nothing that is shown is markup (T22)."""
+"""The pages in a real browser: every tab works with mouse and keyboard, and no text is interpreted as markup (T22)."""
 
 import os
 from collections.abc import Iterator
@@ -11,9 +11,7 @@ from torture.services import listening, running
 from cloze.progress import Silent
 from cloze.serve.settings import ServiceSettings
 
-pytestmark = pytest.mark.skipif(
-    chromium() is None and "CI" not in os.environ, reason="no chromium here; install it to run these"
-)
+pytestmark = pytest.mark.skipif(chromium() is None and "CI" not in os.environ, reason="chromium is not installed")
 MOST = 20_000  # milliseconds
 
 
@@ -54,9 +52,9 @@ def test_every_tab_answers(page: Page, address: str) -> None:
         page.click(f"#tabs button:text-is('{title}')")
         page.wait_for_selector(f"#title:text-is('{title}')")  # the page changes when its address has
         page.click("form button")
-        told = answer(page)
-        assert " ms" in told
-        assert page.query_selector(".error") is None, (title, told)
+        answer_text = answer(page)
+        assert " ms" in answer_text
+        assert page.query_selector(".error") is None, (title, answer_text)
 
 
 def test_keyboard_alone(page: Page, address: str) -> None:
@@ -65,7 +63,7 @@ def test_keyboard_alone(page: Page, address: str) -> None:
     page.focus("#tabs button[aria-selected=true]")
     page.keyboard.press("End")
     page.wait_for_selector("#title:text-is('bert-as-service')")
-    page.keyboard.press("ArrowDown")  # and round again
+    page.keyboard.press("ArrowDown")  # wraps around to the first
     page.wait_for_selector("#title:text-is('Fill')")
     page.keyboard.press("Tab")
     page.keyboard.press("Control+A")
@@ -82,7 +80,7 @@ def test_addresses_that_name_no_route(page: Page, address: str) -> None:
         assert page.inner_text("#title") == "Fill"
 
 
-def test_mistakes_are_told(page: Page, address: str) -> None:
+def test_errors_are_reported(page: Page, address: str) -> None:
     page.goto(f"{address}/#/fill")
     page.fill("textarea", "no blank here")
     page.click("form button")
@@ -90,11 +88,11 @@ def test_mistakes_are_told(page: Page, address: str) -> None:
     assert page.get_attribute("#result .error", "role") == "alert"
 
 
-def test_every_route_is_told_of(page: Page, address: str) -> None:
+def test_every_route_is_listed(page: Page, address: str) -> None:
     page.goto(f"{address}/docs")
     page.wait_for_selector(".route")
-    told = page.eval_on_selector_all(".route h2 code", "routes => routes.map(route => route.textContent)")
-    assert {"/embed", "/v1/embeddings", "/v1/models", "/fill", "/encode", "/health", "/metrics"} <= set(told)
+    answer_text = page.eval_on_selector_all(".route h2 code", "routes => routes.map(route => route.textContent)")
+    assert {"/embed", "/v1/embeddings", "/v1/models", "/fill", "/encode", "/health", "/metrics"} <= set(answer_text)
 
 
 def test_the_page_of_attention_is_one_click_away(page: Page, address: str) -> None:
@@ -128,7 +126,7 @@ def test_markup_that_is_not_shown_would_be_noticed() -> None:
         shown.note(place, ["<a>", "<b>"])
     assert shown.failures == []
     shown.places["tags"].clear()
-    shown.note("tags", ["<a>", "x<b>"])  # within another text
+    shown.note("tags", ["<a>", "x<b>"])  # inside another text
     assert shown.failures == ["as tags: 1 were not shown, such as <b>"]
 
 
@@ -140,5 +138,5 @@ def test_markup_that_ran_would_be_noticed(browser: Browser, address: str) -> Non
         page.evaluate("alert(1)")
         page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=//evil.example/x onerror=alert(2)>')")
         page.wait_for_timeout(300)
-    assert watch.dialogs == ["1"]  # the second was stopped by the policy
+    assert watch.dialogs == ["1"]  # the second was blocked by the policy
     assert watch.violations

@@ -1,4 +1,4 @@
-"""The precision of a service: int8 where it is near enough, from the cache if it was measured before."""
+"""The precision of a service: int8 if it is accurate enough, from the cache if it was measured before."""
 
 import os
 import re
@@ -34,7 +34,7 @@ TEXTS = ["the cat sat on a mat.", "a dog ran", "猫坐", "word7 word8 the mat"]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, on a machine where int8 is faster: for models this small that is a matter of chance."""
+    """An empty cache, on a machine where int8 counts as faster: with such small models, timing is random."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(precision_module, "_is_faster", lambda *_: True)
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The least cosine of each measurement."""
+    """The minimum cosine of each measurement."""
     found: list[float] = []
     measure = service_precision._measure
 
@@ -131,7 +131,7 @@ def test_damaged_cache_is_made_again(
 
 def test_cache_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # the superuser may write into any folder
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # the superuser may write to any folder
     other = saved(model_folder(["mlm"]), tmp_path / "other")
     said: list[str] = []
     settings = ServiceSettings({"one": str(folder), "two": str(other)})
@@ -141,8 +141,8 @@ def test_cache_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch:
     (note,) = said[2:]  # once for all models
     place = re.escape(str(tmp_path / "file"))
     assert re.fullmatch(
-        rf"int8 weights cannot be kept: {place}/cloze/int8/[0-9a-f]+\.safetensors: cannot be written \(.+\); .+; "
-        r"set XDG_CACHE_HOME to a folder that can be written, or every start measures anew",
+        rf"int8 weights cannot be cached: {place}/cloze/int8/[0-9a-f]+\.safetensors: cannot be written \(.+\); .+; "
+        r"set XDG_CACHE_HOME to a writable folder, or every start repeats the measurement",
         note,
     )
     assert (tmp_path / "file").read_text(encoding="utf-8") == ""
@@ -244,7 +244,7 @@ def test_adapters_on_a_base_in_int8(kind: str, tmp_path: Path, measured: list[fl
     assert {model["precision"] for model in listed.values()} == {"int8"}
     assert listed["own"]["least_cosine"] == listed["base"]["least_cosine"] == pytest.approx(measured[0])
     assert listed["own"]["precision_reason"] == listed["base"]["precision_reason"]
-    # A folder of an adapter is served alone as well.
+    # The folder of an adapter is also served on its own.
     model, chosen = load_for_service(str(tmp_path / "adapter"), paragraphs=paragraphs)
     near = chosen.least_cosine is not None and chosen.least_cosine >= precision_module.LEAST_COSINE
     assert model.precision == chosen.name == ("int8" if near else "fp32")
@@ -287,13 +287,13 @@ def test_services_that_start_at_once(folder: Path, cache: Path) -> None:
     answers = [one.communicate(timeout=120) for one in started]
     assert [one.returncode for one in started] == [0, 0], answers
     assert answers[0][0] == answers[1][0]
-    (path,) = cache.iterdir()  # neither temporaries nor locks are left
+    (path,) = cache.iterdir()  # no temporary files or locks remain
     assert read_tensors(path.read_bytes())
     assert "(cached)" in load_for_service(str(folder), paragraphs=paragraphs)[1].reason
 
 
 def test_command_says_what_it_computes_in(folder: Path, tmp_path: Path) -> None:
-    """Also the line about a small model whose int8 is not faster, which is measured."""
+    """The command prints the precision; for a small model, also the note that int8 is not faster."""
     with process([str(folder)], "--threads", "1", "--precision", "auto") as service:
         pass
     code, said = service.stop()

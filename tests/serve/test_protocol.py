@@ -1,4 +1,4 @@
-"""Connections of slow, endless and malformed clients: each state ends in time, and nothing piles up (T24 in short)."""
+"""Slow, endless and malformed connections: each state has a timeout, and nothing accumulates (T24 in short)."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ import pytest
 from torture.floods import KEY, FloodSettings, Patience, forms, hold_on
 from torture.services import Running, listening, running
 
-from cloze.serve import protocol
+from cloze.serve import protocol, server
 from cloze.serve.protocol import MAX_HEAD, TimeoutProtocol
 from cloze.serve.settings import Limits, ServiceSettings
 
@@ -22,7 +22,7 @@ CHUNKED = b"POST /embed HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\
 
 
 class Impatient(TimeoutProtocol):
-    """The same in less time."""
+    """Shorter limits."""
 
     headers_within = 0.6
     finish_within = 0.4
@@ -43,25 +43,25 @@ def port(service: Running) -> Iterator[int]:
 
 
 class Client:
-    """A socket, and what came back."""
+    """A socket, and the bytes that it has received."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
         self.found = b""
 
     def send(self, data: bytes) -> None:
-        """Send all of it, unless the connection is closed."""
+        """Send all bytes, unless the connection is closed."""
         with contextlib.suppress(ConnectionError):
             self.socket.sendall(data)
 
     def read_until(self, count: int) -> list[int]:
-        """The statuses of so many answers."""
+        """Return the statuses of a number of responses."""
         while len(self.statuses) < count and (part := self.socket.recv(1 << 16)):
             self.found += part
         return self.statuses
 
     def read(self) -> list[int]:
-        """The statuses of all answers, once the connection is closed."""
+        """Return the statuses of all responses once the connection is closed."""
         try:
             while part := self.socket.recv(1 << 16):
                 self.found += part
@@ -71,7 +71,7 @@ class Client:
 
     @property
     def statuses(self) -> list[int]:
-        """Of the answers so far."""
+        """Return the statuses of the responses received so far."""
         return [int(part[:3]) for part in self.found.split(b"HTTP/1.1 ")[1:]]
 
 
@@ -83,7 +83,7 @@ def client(port: int) -> Iterator[Client]:
 
 
 def is_closed_while(client: Client, again: bytes, seconds: float = 10) -> bool:
-    """Whether the connection is closed although something more is sent again and again."""
+    """Return whether the connection is closed while bytes are sent repeatedly."""
     client.socket.settimeout(0.1)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -135,10 +135,8 @@ def test_bytes_that_change_nothing_do_not_keep_a_connection(
     ],
     ids=["trailers", "trailer", "extension", "path", "blank lines", "header"],
 )
-def test_what_has_no_end_is_cut_off(
-    first: bytes, again: bytes, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By its size, long before any time is over."""
+def test_endless_input_is_cut_off(first: bytes, again: bytes, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endless input is cut off by its size, long before any timeout."""
     for name in ("headers_within", "finish_within"):
         monkeypatch.setattr(Impatient, name, 60.0)
     sent, flood = 0, again * (10_000 // len(again))
@@ -201,7 +199,7 @@ def test_a_body_that_is_late_does_not_end_the_connection(client: Client) -> None
     assert client.read_until(2) == [404, 200]
 
 
-def test_many_requests_at_once_are_answered_one_by_one(
+def test_pipelined_requests_are_answered_in_order(
     client: Client, service: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 0
@@ -229,13 +227,49 @@ def test_held_input_is_bounded_together(client: Client, monkeypatch: pytest.Monk
     assert TimeoutProtocol.held == 0
 
 
+def test_idle_connections_make_room_for_new_ones(service: Running) -> None:
+    """Those that have waited longest for a request are closed; one whose request is at work is not."""
+
+    class Crowded(TimeoutProtocol):
+        most_connections = 5
+
+    with listening(service, Crowded, idle=20) as address:
+        port = int(address.rpartition(":")[2])
+        busy = Client(port)
+        busy.send(b"POST /embed HTTP/1.1\r\n" + HOST + b"Content-Length: 17\r\n\r\n")
+        idle = [Client(port) for _ in range(12)]
+        assert [client.read() for client in idle[:6]] == [[]] * 6
+        late = Client(port)
+        late.send(HEALTH)
+        assert late.read_until(1) == [200]
+        busy.send(b'{"texts": ["cat"]}'[:17])
+        assert busy.read_until(1) == [400]
+        assert TimeoutProtocol.connected <= 5
+        for client in (busy, late, *idle):
+            client.socket.close()
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "most"),
+    [(1024, 4096, 2000), (1024, 1024, 924), (50_000, 50_000, 2000), (-1, -1, 2000), (64, 64, 1)],
+)
+def test_connections_fit_into_the_limit_of_open_files(
+    soft: int, hard: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [(soft, hard)]
+    monkeypatch.setattr(server.resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(server.resource, "setrlimit", lambda _, pair: limits.append(pair))
+    assert server.allow_connections(1000) == most
+    assert limits[-1] == ((2100, 4096) if hard == 4096 else (soft, hard))
+
+
 def test_an_upgrade_is_answered_and_ends(client: Client) -> None:
     client.send(b"GET /health HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + HOST + b"\r\n\x81\x00")
     assert client.read() == [200]
 
 
 def test_floods(folders: dict[str, str]) -> None:
-    """T24 with a part of its forms, and less patience."""
+    """T24 with some of its forms and shorter limits."""
     settings = FloodSettings(patience=Patience(0.6, 1.0, 0.4, 2.0), slack=15.0)
     every = [form for form in forms() if form.state != "read"]
     with (

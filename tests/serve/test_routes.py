@@ -1,4 +1,4 @@
-"""Our own routes: each answers as the model does, and says clearly what it does not."""
+"""cloze's own routes: each returns the results of the model, or a clear error message."""
 
 import asyncio
 from dataclasses import asdict
@@ -27,8 +27,8 @@ def test_embed(served: Running, models: Models) -> None:
 
 
 def test_embed_options(served: Running, models: Models) -> None:
-    asked = {"texts": TEXTS[:2], "pairs": TEXTS[1:3], "pooling": "mean_max", "layer": 1, "model": "base"}
-    answer = served.post("/embed", asked).json()
+    request = {"texts": TEXTS[:2], "pairs": TEXTS[1:3], "pooling": "mean_max", "layer": 1, "model": "base"}
+    answer = served.post("/embed", request).json()
     expected = models["base"].embed(TEXTS[:2], TEXTS[1:3], pooling="mean_max", layer=1)
     np.testing.assert_allclose(answer["vectors"], expected, atol=1e-5)
 
@@ -46,7 +46,7 @@ def test_embed_by_a_pooler_that_is_not_there(served: Running) -> None:
     assert error_of(answer) == (400, "unanswerable", message)
 
 
-def test_a_text_that_is_cut_is_told(served: Running) -> None:
+def test_truncation_is_reported(served: Running) -> None:
     assert served.post("/embed", {"texts": ["cat " * 50, "cat"]}).json()["usage"]["truncated"] == 1
 
 
@@ -75,7 +75,7 @@ def test_embed_several_layers(served: Running, models: Models) -> None:
 
 
 @pytest.mark.parametrize(("path", "key"), [("/v1/embeddings", "input"), ("/encode", "texts")])
-def test_clients_of_others_are_told_what_was_cut(path: str, key: str, served: Running) -> None:
+def test_third_party_clients_see_truncation(path: str, key: str, served: Running) -> None:
     answer = served.post(path, {key: ["cat " * 50, "cat", "dog " * 50]})
     assert answer.headers["x-cloze-truncated"] == "2"
     assert answer.json().get("usage", {"truncated": 2})["truncated"] == 2
@@ -110,7 +110,7 @@ def test_fill_together(served: Running, models: Models) -> None:
         np.testing.assert_allclose(
             [way["log_probability"] for way in ways], [way.log_probability for way in expected], atol=1e-4
         )
-    # More words than the vocabulary has are not made up.
+    # No more words are returned than the vocabulary has.
     (ways,) = served.post("/fill", {"texts": "[MASK]", "top": 100, "joint": True}).json()["results"]
     assert len(ways) == models["base"].tokenizer.size - 1
 
@@ -121,8 +121,8 @@ def test_classify(name: str, served: Running, models: Models) -> None:
     if name == "number":
         np.testing.assert_allclose([one["value"] for one in answer], models[name].regress(TEXTS), atol=1e-5)
         return
-    ask = models[name].classify_all if name == "several" else models[name].classify
-    expected = [asdict(one) for one in ask(TEXTS)]
+    send_requests = models[name].classify_all if name == "several" else models[name].classify
+    expected = [asdict(one) for one in send_requests(TEXTS)]
     for ours, theirs in zip(answer, expected, strict=True):
         assert ours.get("label") == theirs.get("label")
         np.testing.assert_allclose(
@@ -140,10 +140,10 @@ def test_score(served: Running, models: Models) -> None:
         assert ours["log_probability"] == pytest.approx(theirs.total, abs=1e-3)
         if theirs.tokens:
             assert ours["perplexity"] == pytest.approx(theirs.perplexity, rel=1e-3)
-    # A text without tokens is not the likeliest of all.
+    # A text without tokens has no score, so it is not the most likely one.
     assert [answer["results"][3][name] for name in ("perplexity", "loss_per_word", "loss_per_character")] == [None] * 3
     lengths = [len(models["base"].tokenizer(text).ids) for text in TEXTS]
-    assert answer["usage"]["tokens"] == sum((length - 2) * length for length in lengths)  # a pass for each token
+    assert answer["usage"]["tokens"] == sum((length - 2) * length for length in lengths)  # one pass per token
     assert "tokens" not in served.post("/score", {"texts": TEXTS[0]}).json()["results"][0]
 
 
@@ -160,8 +160,8 @@ def test_follows(served: Running, models: Models) -> None:
 
 def test_head_is_get_without_the_body(served: Running) -> None:
     for path, status in (("/health", 200), ("/", 200), ("/info", 200), ("/ready", 200), ("/nothing", 404)):
-        with served.blocking() as ask:
-            answer = ask("HEAD", path)
+        with served.blocking() as send_requests:
+            answer = send_requests("HEAD", path)
         full = served.get(path)
         assert (answer.status_code, answer.content) == (status, b"")
         assert answer.headers["content-type"] == full.headers["content-type"]
@@ -181,8 +181,8 @@ def test_tag(served: Running, models: Models) -> None:
 
 
 def test_answer(served: Running, models: Models) -> None:
-    asked = {"question": "the cat", "context": "the cat sat on a mat. a dog ran.", "top": 2}
-    answer = served.post("/answer", asked).json()["answers"]
+    request = {"question": "the cat", "context": "the cat sat on a mat. a dog ran.", "top": 2}
+    answer = served.post("/answer", request).json()["answers"]
     expected = models["spans"].answer("the cat", "the cat sat on a mat. a dog ran.", 2)
     assert [one["text"] for one in answer] == [one.text for one in expected]
 
@@ -213,7 +213,7 @@ def test_correct_options(served: Running, models: Models) -> None:
     kept = [every[0].errors[0][0], every[1].errors[0][0]]
     answer = served.post("/correct", {"texts": texts, "threshold": 0.0, "protected": kept}).json()["results"]
     assert not {wrong for one in answer for wrong, _, _ in one["errors"]} & set(kept)
-    # What one request asks for is nothing to the next.
+    # The settings of one request do not affect the next.
     assert [one["target"] for one in served.post("/correct", {"texts": texts}).json()["results"]] == [
         one.target for one in models["base"].correct(texts)
     ]
@@ -227,14 +227,14 @@ def test_tokenize(served: Running, models: Models) -> None:
         assert [tuple(offset) for offset in one["offsets"]] == encoding.offsets
 
 
-def test_many_at_once_get_their_own(served: Running, models: Models) -> None:
+def test_concurrent_requests_get_their_own_results(served: Running, models: Models) -> None:
     texts = [" ".join(["cat", "dog", "mat", "sat"][: 1 + index % 4]) + f" word{index % 30}" for index in range(120)]
     expected = models["base"].embed(texts)
 
-    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+    async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
         return await asyncio.gather(*(client.post("/embed", json={"texts": text}) for text in texts))
 
-    found = [answer.json()["vectors"][0] for answer in served.run(ask)]
+    found = [answer.json()["vectors"][0] for answer in served.run(send_requests)]
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -266,18 +266,18 @@ def test_many_at_once_get_their_own(served: Running, models: Models) -> None:
         ("/embed", [], "the body: Input should be an object"),
     ],
 )
-def test_what_cannot_be_answered_is_told(path: str, body: Any, message: str, served: Running) -> None:
+def test_unsupported_requests_are_reported(path: str, body: Any, message: str, served: Running) -> None:
     status, _, told = error_of(served.post(path, body))
     assert status == 400
     assert told.startswith(message)
 
 
 def test_a_bad_text_fails_alone(served: Running) -> None:
-    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+    async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
         texts = ["a [MASK]", "no blank", "the [MASK]"] * 5
         return await asyncio.gather(*(client.post("/fill", json={"texts": text}) for text in texts))
 
-    assert [answer.status_code for answer in served.run(ask)] == [200, 400, 200] * 5
+    assert [answer.status_code for answer in served.run(send_requests)] == [200, 400, 200] * 5
 
 
 def test_unknown_models(served: Running) -> None:

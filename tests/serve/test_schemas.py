@@ -1,4 +1,4 @@
-"""Bodies that are wrong in a million places cost no more than one that is wrong in one."""
+"""Bodies with a million errors cost no more than bodies with one."""
 
 import json
 import tracemalloc
@@ -13,12 +13,12 @@ from cloze.serve.schemas import MOST_REPORTED, check
 from cloze.serve.settings import Limits
 
 SIZE = Limits().body
-FEW = 10  # mistakes of a list: one for each kind of value that its key may have
-MOST_MEMORY = 10 * SIZE  # the body itself is held as objects, too
+FEW = 10  # errors of a list: one for each type that its key accepts
+MOST_MEMORY = 10 * SIZE  # the body itself is stored as objects, too
 
 
 def filled(before: bytes, part: bytes, after: bytes) -> bytes:
-    """The largest body that is let in."""
+    """Return the largest body that is accepted."""
     count = (SIZE - len(before) - len(after)) // (len(part) + 1)
     return before + b",".join([part] * count) + after
 
@@ -50,7 +50,7 @@ def test_a_list_is_refused_at_its_first_mistake(
 
 
 def peak_of(body: bytes, form: type[BaseModel]) -> tuple[str, int]:
-    """What is said of a body, and the bytes that Python takes to say it."""
+    """Return the error message for a body, and the peak memory of producing it in bytes."""
     tracemalloc.start()
     try:
         with pytest.raises(InvalidRequestError) as found:
@@ -64,7 +64,7 @@ def test_unknown_keys_by_the_hundred_thousand() -> None:
     keys = b",".join(b'"%06x":0' % number for number in range(SIZE // 12))
     message, peak = peak_of(b"{" + keys + b"}", schemas.FillForm)
     assert message == "the body: 166667 mistakes, most of them unknown keys; known are model, texts, top, joint"
-    assert peak < MOST_MEMORY  # a dictionary for each would be more than a hundred megabytes
+    assert peak < MOST_MEMORY  # a dictionary per error would take more than a hundred megabytes
 
 
 def test_some_unknown_keys_are_named() -> None:

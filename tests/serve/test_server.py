@@ -1,4 +1,4 @@
-"""The real thing, in a process of its own: it starts, is pressed, and ends without losing an answer."""
+"""The real service in a separate process: it starts, handles load, and shuts down without losing a response."""
 
 import asyncio
 import json
@@ -37,43 +37,43 @@ BODY = json.dumps({"texts": "the cat sat"}).encode()
 
 
 @pytest.fixture(scope="module")
-def alone(folders: dict[str, str]) -> Iterator[Process]:
+def service_process(folders: dict[str, str]) -> Iterator[Process]:
     flags = ("--threads", "1", "--timeout", "2", "--body", "100000", "--queue", "2048")
     with process([folders["base"]], *flags) as found:
         yield found
 
 
-def test_it_answers_and_tells_its_figures(alone: Process) -> None:
-    figures = asyncio.run(press(Target(f"{alone.address}/embed"), [BODY], connections=4, requests=40))
+def test_it_answers_and_reports_metrics(service_process: Process) -> None:
+    figures = asyncio.run(press(Target(f"{service_process.address}/embed"), [BODY], connections=4, requests=40))
     assert figures.statuses == {"200": 40}
-    told = httpx.get(f"{alone.address}/metrics").text
-    assert 'cloze_requests_total{route="/embed",status="200"} 40.0' in told
+    metrics = httpx.get(f"{service_process.address}/metrics").text
+    assert 'cloze_requests_total{route="/embed",status="200"} 40.0' in metrics
     for name in ("cloze_queue_seconds", "cloze_tokenization_seconds", "cloze_inference_seconds", "process_open_fds"):
-        assert name in told
+        assert name in metrics
 
 
-def test_headers_without_an_end(alone: Process) -> None:
-    port = int(alone.address.rpartition(":")[2])
+def test_headers_without_an_end(service_process: Process) -> None:
+    port = int(service_process.address.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.settimeout(10)
         client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000)
         assert client.recv(100).startswith(b"HTTP/1.1 400")
 
 
-def test_answers_that_nobody_reads(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_responses_are_dropped(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     given_up = threading.Event()
     give_up = TimeoutProtocol._close_if_unread
 
-    def watched(connection: TimeoutProtocol) -> None:
+    def recording(connection: TimeoutProtocol) -> None:
         give_up(connection)
         given_up.set()
 
-    monkeypatch.setattr(TimeoutProtocol, "_close_if_unread", watched)
+    monkeypatch.setattr(TimeoutProtocol, "_close_if_unread", recording)
     monkeypatch.setattr(TimeoutProtocol, "read_within", 1.0)
     ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with running(ServiceSettings({"base": folders["base"]})) as service, listening(service) as address:
         size, port = len(service.get("/openapi.json").content), int(address.rpartition(":")[2])
-        times = 20_000_000 // size  # more than the system keeps for a connection
+        times = 20_000_000 // size  # more than the system buffers for a connection
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.settimeout(30)
@@ -84,11 +84,11 @@ def test_answers_that_nobody_reads(folders: dict[str, str], monkeypatch: pytest.
         end = time.monotonic() + 30
         while service.app.in_flight and time.monotonic() < end:
             time.sleep(0.01)
-        assert service.app.in_flight == 0  # nor does an answer wait for its turn to be sent
+        assert service.app.in_flight == 0  # no response is waiting to be sent
 
 
 def read_all(client: socket.socket) -> int:
-    """How many bytes come until the connection ends."""
+    """Return the number of bytes received until the connection ends."""
     size = 0
     try:
         while part := client.recv(1 << 16):
@@ -104,22 +104,22 @@ def test_answers_that_are_read_end_nothing(folders: dict[str, str], monkeypatch:
         port = int(address.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.settimeout(10)
-            for _ in range(2):  # on the same connection, after more than the time to read
+            for _ in range(2):  # on the same connection, after more than the read timeout
                 client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert client.recv(10_000).startswith(b"HTTP/1.1 200")
                 time.sleep(0.3)
 
 
-def test_slow_clients(alone: Process) -> None:
-    # Whoever asks meanwhile is answered, however slow this machine is.
-    outcome = let_in(alone, SlowSettings(clients=20, seconds=1.0, timeout=2.0, quickly=20.0), Silent())
+def test_slow_clients(service_process: Process) -> None:
+    # Normal clients get responses, however slow this machine is.
+    outcome = let_in(service_process, SlowSettings(clients=20, seconds=1.0, timeout=2.0, quickly=20.0), Silent())
     assert outcome.failures == []
     assert outcome.passed
     assert int(outcome.figures["/health answered"]) > 0
     assert int(outcome.figures["questions answered"]) > 0
 
 
-def test_others_who_suffer_would_be_noticed() -> None:
+def test_affected_clients_are_detected() -> None:
     assert Seen([200, 200], [0.01, 0.02], [200]).failures(0.1) == []
     assert Seen([200, 503], [0.01, 0.2], [200, 0]).failures(0.1) == [
         "/health was answered with 503",
@@ -136,10 +136,10 @@ def test_draining_loses_nothing() -> None:
     assert int(outcome.figures["answered"]) > 0
 
 
-def test_load_beyond_capacity(alone: Process) -> None:
-    # How soon the answers come is for the campaign; that some come, and what else may come, is not.
+def test_load_beyond_capacity(service_process: Process) -> None:
+    # Latency is tested by the campaign; here, some requests must succeed, and others may only be rejected.
     small = OverloadSettings(loads=(5.0,), seconds=1.0, queue=2048, offered=0.1, least=0.05, growth=0.5, slack=math.inf)
-    outcome = overload(alone, small, Silent())
+    outcome = overload(service_process, small, Silent())
     assert outcome.failures == []
     assert float(outcome.figures["capacity, requests/s"]) > 1
     assert "5x: offered" in outcome.figures
@@ -159,25 +159,27 @@ WELL: dict[str, Any] = {"sent": 2000, "statuses": {"200": 100, "429": 1900}, "pe
         ({"waited_p99": math.nan}, "20x: p99 nan s, allowed 2.98"),
     ],
 )
-def test_what_is_wrong_beyond_capacity(found: dict[str, Any], message: str | None) -> None:
-    """Ten requests a second are its capacity, and twenty times that was to be offered for ten seconds."""
+def test_failures_under_overload(found: dict[str, Any], message: str | None) -> None:
+    """Each violated limit is reported; the capacity is ten requests per second, and twenty times that is due."""
     figures, failures = judge(OverloadSettings(seconds=10.0), 20.0, 10.0, WELL | found)
     assert failures == ([] if message is None else [message])
     assert figures["20x: offered"] == f"{(WELL | found)['sent'] / 100:.2f}x"
 
 
-def test_what_is_sent_at_a_rate_is_counted(alone: Process) -> None:
-    target = Target(f"{alone.address}/embed")
+def test_requests_sent_at_a_rate_are_counted(service_process: Process) -> None:
+    target = Target(f"{service_process.address}/embed")
     figures = press_from(2, target, [BODY], connections=8, rate=40.0, seconds=1.0)
     assert 2 <= figures.sent <= 40  # a busy machine may send fewer, and none sends more
     assert sum(figures.statuses.values()) == figures.sent
     assert len(figures.waited) == figures.statuses["200"]
 
 
-def test_who_waits_too_long_gives_up(alone: Process) -> None:
-    figures = asyncio.run(press(Target(f"{alone.address}/embed"), [BODY], connections=2, requests=6, longest=0.0))
+def test_clients_time_out(service_process: Process) -> None:
+    figures = asyncio.run(
+        press(Target(f"{service_process.address}/embed"), [BODY], connections=2, requests=6, longest=0.0)
+    )
     assert (figures.sent, figures.statuses, figures.seconds) == (6, {"timeout": 6}, [])
-    assert httpx.get(f"{alone.address}/health").status_code == 200
+    assert httpx.get(f"{service_process.address}/health").status_code == 200
 
 
 def test_figures_of_several_clients_are_joined() -> None:
@@ -189,19 +191,19 @@ def test_figures_of_several_clients_are_joined() -> None:
     assert joined.summary()["per_second"] == 0.75
 
 
-def test_soak(alone: Process) -> None:
-    outcome = soak(alone, SoakSettings(seconds=2.5, every=0.25, connections=4, most_memory=0.5), Silent())
+def test_soak(service_process: Process) -> None:
+    outcome = soak(service_process, SoakSettings(seconds=2.5, every=0.25, connections=4, most_memory=0.5), Silent())
     assert outcome.failures == []
     assert int(outcome.figures["answered"]) > 10
     assert int(outcome.figures["left"]) > 0
 
 
-def test_modest_clients_beside_a_greedy_one(folders: dict[str, str]) -> None:
-    """T30 in short: how much they keep is for the campaign; without fair shares they would keep a tenth."""
+def test_modest_clients_and_a_greedy_one(folders: dict[str, str]) -> None:
+    """T30 in short: modest clients retain a fair share; without one they would retain a tenth."""
     with running(ServiceSettings({"base": folders["base"]})) as service, listening(service) as address:
         outcome = compare_shares(address, ShareSettings(rounds=1, seconds=2.0, least=0.25), Silent())
     assert outcome.failures == []
-    assert float(outcome.figures["beside a greedy one"]) > 0
+    assert float(outcome.figures["modest with a greedy one"]) > 0
     assert int(outcome.figures["greedy: answered"]) > 0
 
 
@@ -214,29 +216,29 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
-def test_nobody_gets_anothers_answer(precision: PrecisionName, pair: dict[str, str]) -> None:
-    alone = ask_alone(pair, precision, SOME)
+def test_responses_are_not_swapped(precision: PrecisionName, pair: dict[str, str]) -> None:
+    service_process = ask_alone(pair, precision, SOME)
     with running(ServiceSettings(pair), precision=precision) as service, listening(service) as address:
         assert {one.description["precision"] for one in service.service.models.served.values()} == {precision}
-        tally = compare(address, alone, 100, SOME, Silent())
+        tally = compare(address, service_process, 100, SOME, Silent())
         assert tally.failures == []
         assert (tally.done, tally.answered, tally.swapped) == (100, 100, 0)
-        # Of every route: the vectors of 90 requests and the labels of 10 are another text's.
+        # For every route, the vectors of 90 requests and the labels of 10 belong to other texts.
         for model, count in (("base", 90), ("labels", 10)):
-            answers = {**alone.answers, model: alone.answers[model][::-1]}
-            swapped = compare(address, replace(alone, answers=answers), 100, SOME, Silent())
+            answers = {**service_process.answers, model: service_process.answers[model][::-1]}
+            swapped = compare(address, replace(service_process, answers=answers), 100, SOME, Silent())
             assert swapped.swapped == count
             assert f"{precision}: " in swapped.failures[0]
 
 
-def test_texts_that_cannot_be_told_are_noticed(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indistinguishable_texts_are_detected(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torture.swaps._WORDS", ["cat"])
     few = replace(SOME, texts=30)
-    alone = ask_alone(pair, "fp32", few)
-    assert 5 < len(alone.texts) < 30  # as many as there are lengths
+    service_process = ask_alone(pair, "fp32", few)
+    assert 5 < len(service_process.texts) < 30  # one per length
     with running(ServiceSettings(pair)) as service, listening(service) as address:
-        tally = compare(address, alone, 10, few, Silent())
-    assert tally.failures == [f"fp32: {len(alone.texts)} texts of 30 have answers that can be told"]
+        tally = compare(address, service_process, 10, few, Silent())
+    assert tally.failures == [f"fp32: {len(service_process.texts)} texts of 30 have distinguishable results"]
 
 
 def test_swaps_are_tried_in_every_precision() -> None:

@@ -1,4 +1,4 @@
-"""``cloze serve`` and what it is told: names, hosts, keys, limits; mistakes are one line."""
+"""The settings of ``cloze serve``: names, hosts, keys and limits; every error is one line."""
 
 import socket
 import subprocess
@@ -12,7 +12,7 @@ from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 from cloze.serve.settings import Limits, ServiceSettings, is_local, name_adapters, name_models
 from tests.cli.conftest import Cloze
-from tests.cli.conftest import run as run  # the fixture
+from tests.cli.conftest import run as run  # a fixture
 
 KEY = "0123456789abcdef"
 
@@ -104,7 +104,7 @@ def test_a_port_that_is_taken(run: Cloze, folders: dict[str, str]) -> None:
 
 
 def test_a_host_that_is_not_known(run: Cloze, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:  # as the resolver does, whose numbers are none of the system's
+    def refuse(*_: object, **__: object) -> None:  # like the resolver, whose error numbers are not the system's
         raise OSError(-2, "Name or service not known (while attempting to bind on address ('nowhere', 8000))")
 
     monkeypatch.setattr(socket, "create_server", refuse)
@@ -145,7 +145,7 @@ def test_output_that_cannot_be_written_stops_nothing(folders: dict[str, str]) ->
     ):
         assert service.stderr is not None
         told = next(line for line in service.stderr if "standard output" in line)
-        assert told.startswith("cloze: note: standard output cannot be written (No space left on device); base at http")
+        assert told.startswith("cloze: note: standard output cannot be written; base at http")
         address = told.partition(" at ")[2].split()[0]
         assert httpx.get(f"{address}/health").status_code == 200
         service.terminate()

@@ -1,4 +1,4 @@
-"""The queue: bounded in tokens, fair, and batches of like lengths."""
+"""The queue: bounded in tokens, fair, with batches of similar lengths."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ def job(*lengths: int, kind: BatchKey = EMBED, seconds: float = 60, client: str 
     return Job(kind, texts, lengths, time.monotonic() + seconds, client)
 
 
-def taken(queue: TokenQueue, budget: int = 100) -> list[int]:
+def taken_lengths(queue: TokenQueue, budget: int = 100) -> list[int]:
     return [item.length for item in queue.take(budget, wait=0)]
 
 
@@ -28,27 +28,27 @@ def test_bound_is_in_tokens_and_jobs_are_whole() -> None:
         queue.put(job(3, 2))
     queue.put(job(4))
     assert queue.tokens == 20
-    assert sorted(taken(queue)) == [4, 8, 8]
-    assert (queue.tokens, taken(queue)) == (0, [])
+    assert sorted(taken_lengths(queue)) == [4, 8, 8]
+    assert (queue.tokens, taken_lengths(queue)) == (0, [])
 
 
 def test_batches_are_of_like_lengths_within_the_budget() -> None:
     queue = TokenQueue(bound=1000)
     queue.put(job(10, 90, 11, 50, 9, 12))
-    assert taken(queue, budget=40) == [10, 11, 9]  # a fourth would make them 42
-    assert taken(queue, budget=40) == [90]  # the oldest, though it is too long for any budget
-    assert taken(queue, budget=60) == [50]
-    assert taken(queue, budget=60) == [12]
+    assert taken_lengths(queue, budget=40) == [10, 11, 9]  # a fourth would make them 42
+    assert taken_lengths(queue, budget=40) == [90]  # the oldest job, although it is too long for any budget
+    assert taken_lengths(queue, budget=60) == [50]
+    assert taken_lengths(queue, budget=60) == [12]
 
 
-def test_no_more_is_padded_than_may_be() -> None:
+def test_padding_is_bounded() -> None:
     queue = TokenQueue(bound=1000)
     queue.put(job(10, 13, 10, 11, 9, 10))
     batches = [[item.length for item in queue.take(100, wait=0, padding=2)] for _ in range(3)]
-    assert batches == [[10, 10, 10], [13, 11], [9]]  # 11 beside three of 10 would pad 3
+    assert batches == [[10, 10, 10], [13, 11], [9]]  # 11 with three items of 10 would add 3 padding tokens
 
 
-def test_the_smallest_job_comes_first_whatever_its_kind() -> None:
+def test_the_smallest_job_is_first_regardless_of_kind() -> None:
     queue = TokenQueue(bound=1000)
     jobs = [job(5, 90), job(5, kind=FILL), job(5)]
     for one in jobs:
@@ -66,7 +66,7 @@ def test_kinds_do_not_mix() -> None:
     assert batches == [[kinds[0], kinds[0]], [kinds[1]], [kinds[2]]]
 
 
-def test_what_is_discarded_frees_its_room_at_once() -> None:
+def test_discarded_jobs_free_space_immediately() -> None:
     queue = TokenQueue(bound=20)
     gone, kept = job(10, 5), job(5)
     queue.put(gone)
@@ -78,13 +78,13 @@ def test_what_is_discarded_frees_its_room_at_once() -> None:
     assert [item.job for item in queue.take(100, wait=0)] == [kept]
 
 
-def test_what_was_partly_taken_can_be_discarded() -> None:
+def test_partly_taken_jobs_can_be_discarded() -> None:
     queue = TokenQueue(bound=100)
     half = job(10, 50)
     queue.put(half)
-    assert taken(queue, budget=20) == [10]
+    assert taken_lengths(queue, budget=20) == [10]
     queue.discard(half)
-    assert (queue.tokens, taken(queue)) == (0, [])
+    assert (queue.tokens, taken_lengths(queue)) == (0, [])
 
 
 def test_asking_and_leaving_does_not_grow_the_queue() -> None:
@@ -99,10 +99,10 @@ def test_asking_and_leaving_does_not_grow_the_queue() -> None:
         queue.charge(queue.take(100, wait=0), 0.0, done=True)
     assert not queue._share._amounts
     assert not any(client.jobs for client in queue._clients.values())
-    assert len(queue._clients) == 2  # those that were answered just now
+    assert len(queue._clients) == 2  # the clients that were served most recently
 
 
-def test_what_is_late_is_dropped() -> None:
+def test_late_jobs_are_dropped() -> None:
     queue = TokenQueue(bound=100)
     late, good = job(10, 10, seconds=-1), job(10)
     queue.put(late)
@@ -113,39 +113,39 @@ def test_what_is_late_is_dropped() -> None:
         late.future.result(timeout=0)
 
 
-def test_a_closed_queue_takes_nothing_and_gives_what_it_has() -> None:
+def test_a_closed_queue_rejects_jobs_and_drains() -> None:
     queue = TokenQueue(bound=100)
     queue.put(job(10))
     queue.close()
     with pytest.raises(QueueFullError):
         queue.put(job(10))
-    assert taken(queue) == [10]
-    assert taken(queue) == []
+    assert taken_lengths(queue) == [10]
+    assert taken_lengths(queue) == []
 
 
-def test_who_leaves_without_a_word() -> None:
+def test_cancelled_futures_are_removed() -> None:
     queue = TokenQueue(bound=100)
     leaving, staying = job(5), job(6, kind=FILL)
     queue.put(leaving)
     queue.put(staying)
-    leaving.future.cancel()  # as a client's task does, without asking the queue
+    leaving.future.cancel()  # like a client's task, without notifying the queue
     assert [item.job for item in queue.take(100, wait=0)] == [staying]
-    assert taken(queue) == []
+    assert taken_lengths(queue) == []
 
 
 def names(queue: TokenQueue, budget: int = 100, **how: Any) -> list[str]:
-    """The clients of the next batch, which takes a second for every ten tokens."""
+    """Return the clients of the next batch, which takes one second per ten tokens."""
     batch = queue.take(budget, wait=0, **how)
     queue.charge(batch, sum(item.length for item in batch) / 10, done=True)
     return [item.job.client for item in batch]
 
 
 def contended(greedy: int) -> TokenQueue:
-    """A queue of which a greedy client has had ten seconds, and a modest one a second, at the same time."""
+    """Return a queue in which a greedy client has used ten times the time of a modest one."""
     queue = TokenQueue(bound=10_000)
     queue.put(job(*[20] * greedy, client="greedy"))
     queue.put(job(10, kind=FILL, client="modest"))
-    assert names(queue) == ["greedy"] * 2  # which came first; half of a batch is its part
+    assert names(queue) == ["greedy"] * 2  # it came first; its share is half of a batch
     assert names(queue) == ["modest"]
     return queue
 
@@ -158,23 +158,23 @@ def test_clients_take_turns_by_the_time_they_have_had(monkeypatch: pytest.Monkey
         queue.put(job(20, client="modest"))
     served = [names(queue, budget=60)[0] for _ in range(6)]
     assert served.count("modest") >= 4  # 20 tokens at a time
-    queue.put(job(60, client="later"))  # the time before it came is not owed to it
+    queue.put(job(60, client="later"))  # it gets no credit for the time before it came
     order = [names(queue, budget=60)[0] for _ in range(4)]
     assert order.count("later") == 1
     assert "greedy" in order
 
 
-def test_no_client_fills_more_than_its_part_of_a_batch() -> None:
+def test_no_client_exceeds_its_share_of_a_batch() -> None:
     queue = TokenQueue(bound=1000)
     queue.put(job(*[10] * 30, client="greedy"))
-    assert names(queue) == ["greedy"] * 10  # it is alone
+    assert names(queue) == ["greedy"] * 10  # it is the only client
     queue.put(job(10, client="modest"))
     assert sorted(names(queue)) == [*["greedy"] * 5, "modest"]
-    queue.closed = True  # it does not pause
-    assert names(queue) == ["greedy"] * 5  # another has been active lately
+    queue.closed = True  # a closed queue does not pause
+    assert names(queue) == ["greedy"] * 5  # another client has been active recently
 
 
-def test_who_is_ahead_pauses_for_who_was_answered_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_ahead_pause_for_recently_served_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloze.serve.queue.PAUSE", 5.0)
     queue = contended(30)
     found: list[str] = []
@@ -182,7 +182,7 @@ def test_who_is_ahead_pauses_for_who_was_answered_just_now(monkeypatch: pytest.M
     taking.start()
     taking.join(0.2)
     assert taking.is_alive()
-    queue.put(job(10, client="modest"))  # its next request, on its way until now
+    queue.put(job(10, client="modest"))  # its next request arrives
     taking.join(10)
     assert found == ["modest"]
 
@@ -195,7 +195,7 @@ def test_a_pause_is_charged_to_those_it_was_made_for(monkeypatch: pytest.MonkeyP
     assert queue._clients["modest"].tag - before == pytest.approx(0.05, abs=0.04)
 
 
-def test_beside_a_batch_at_work_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_get_a_turn_during_a_running_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloze.serve.queue.PAUSE", 0.0)
     queue = TokenQueue(bound=10_000)
     queue.put(job(1000, client="greedy"))
@@ -213,7 +213,7 @@ def test_beside_a_batch_at_work_others_have_their_turn(monkeypatch: pytest.Monke
     assert {name for _ in range(2) for name in names(queue)} == {"other"}
 
 
-def test_a_large_job_gives_way_after_a_turn() -> None:
+def test_a_large_job_yields_after_a_turn() -> None:
     queue = TokenQueue(bound=10_000, turn=200)
     large = job(*[10] * 100)
     queue.put(large)
@@ -223,7 +223,7 @@ def test_a_large_job_gives_way_after_a_turn() -> None:
         batch = queue.take(100, wait=0)
         sizes.append(sum(item.job is large for item in batch))
         queue.charge(batch, 0.1, done=True)
-    assert all(size < 10 for size in sizes)  # the small one is in every batch
+    assert all(size < 10 for size in sizes)  # the small job is in every batch
     assert sum(sizes) >= 50
 
 
@@ -240,7 +240,7 @@ def test_a_large_job_is_not_starved_by_small_ones() -> None:
     assert batches < 100
 
 
-def test_a_full_queue_has_room_for_who_waits_for_little() -> None:
+def test_a_full_queue_has_space_for_small_clients() -> None:
     queue = TokenQueue(bound=100)
     queue.put(job(100, client="greedy"))
     for client, size, fits in (("greedy", 1, False), ("modest", 51, False), ("modest", 50, True), ("modest", 1, False)):
@@ -251,14 +251,14 @@ def test_a_full_queue_has_room_for_who_waits_for_little() -> None:
     for other in others:
         if queue.has_room(1, other):
             queue.put(job(1, client=other))
-    assert queue.tokens <= 200  # twice the bound, however many there are
+    assert queue.tokens <= 200  # twice the bound, for any number of clients
 
 
-def test_what_is_ahead_of_a_job() -> None:
+def test_tokens_ahead_of_a_job() -> None:
     queue = TokenQueue(bound=10_000, turn=200)
     queue.put(job(1000, client="greedy"))
     queue.put(job(20, client="modest"))
-    assert queue.ahead("new", 10) == 10 + 10  # as much of each of the others, in turn
+    assert queue.ahead("new", 10) == 10 + 10  # the same amount of each of the others, in turn
     assert queue.ahead("modest", 50) == 20 + 70
     assert queue.ahead("greedy", 50) == (50 + 200) + 20  # one turn of its own large job
     assert queue.ahead("greedy", 5000) == 1000 + 20

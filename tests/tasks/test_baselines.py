@@ -1,4 +1,4 @@
-"""Baselines: held against scikit-learn by hand, and against cases that can be counted."""
+"""Baselines, compared with scikit-learn and with cases computed by hand."""
 
 import random
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ NAMES = ("land", "sea", "sky")
 
 
 def make_texts(count: int, seed: int) -> tuple[list[str], list[int]]:
-    """Texts in which a word tells the label, most of the time."""
+    """Return texts in which one word determines the label most of the time."""
     draw = random.Random(seed)
     labels = [draw.choices(range(3), (5, 3, 2))[0] for _ in range(count)]
-    told = [label if draw.random() < 0.8 else draw.randrange(3) for label in labels]
-    return [" ".join([*draw.choices(WORDS, k=6), NAMES[label]]) for label in told], labels
+    shown_labels = [label if draw.random() < 0.8 else draw.randrange(3) for label in labels]
+    return [" ".join([*draw.choices(WORDS, k=6), NAMES[label]]) for label in shown_labels], labels
 
 
 def data_of(kind: str, train: Examples, dev: Examples, names: tuple[str, ...] = (), metrics: Any = None) -> TaskData:
@@ -53,7 +53,7 @@ def test_labels_are_those_of_scikit_learn_by_hand() -> None:
     model = LogisticRegression(C=10).fit(vectorizer.fit_transform(texts), labels)
     theirs = model.predict(vectorizer.transform(dev))
     assert best.name == "TF-IDF + logistic regression"
-    # Theirs leaves out words of one letter; "a" is no help here.
+    # scikit-learn ignores words of one letter, but "a" is not informative here.
     assert best.metrics["accuracy"] == pytest.approx(float(np.mean(theirs == expected)), abs=0.03)
     assert best.metrics["accuracy"] > 0.7
     assert floor.name == "majority label (land)"
@@ -125,11 +125,11 @@ def tagged(words: list[str], tags: list[str], names: tuple[str, ...]) -> TaggedS
 def test_words_get_their_most_frequent_tag() -> None:
     names = ("B-PER", "I-PER", "O")
     train = tagged(["Ann Lee left", "Ann left", "Lee left Ann"], ["B-PER I-PER O", "B-PER O", "B-PER O O"], names)
-    # Ann: B (2 of 3). Lee: I and B once each, the first of equals is I. "Bob" is unseen: O.
+    # Ann: B (2 of 3). Lee: I and B once each; ties go to the first, I. "Bob" is unseen: O.
     dev = tagged(["Ann Lee left", "Bob left Ann"], ["B-PER I-PER O", "B-PER O B-PER"], names)
     best, floor = fit_baselines(data_of("tag", train, dev, names))
     assert best.name == "most frequent tag of each word"
-    # Two of three entities are found, and nothing else; five of six words are right.
+    # Two of three entities are found without false positives; five of six words are correct.
     assert best.metrics == pytest.approx({"f1": 0.8, "precision": 1.0, "recall": 2 / 3, "accuracy": 5 / 6})
     assert floor.name == "most frequent tag (O)"
     assert floor.metrics == pytest.approx({"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": 1 / 3})
@@ -152,11 +152,11 @@ def test_options_are_chosen_by_overlap_or_by_chance() -> None:
     best, chance = fit_baselines(data_of("choose", Choices(rows), Choices(rows)))
     assert (best.name, best.metrics) == ("TF-IDF overlap with the prompt", {"accuracy": 1.0})
     assert chance.metrics == {"accuracy": pytest.approx((1 / 3 + 1 / 2) / 2)}
-    # The strongest comes first: here overlap is always wrong.
+    # The strongest baseline comes first: overlap is always wrong here.
     assert fit_baselines(data_of("choose", Choices(wrong), Choices(wrong)))[0].name == "chance"
 
 
-def test_answers_are_taken_from_where_the_question_overlaps() -> None:
+def test_answers_come_from_the_overlap_with_the_question() -> None:
     context = (
         "Rain fell all day in the north. Old Ahab was the captain of the ship. Nobody liked him, for bread was dear."
     )
@@ -164,7 +164,7 @@ def test_answers_are_taken_from_where_the_question_overlaps() -> None:
     none = Question("2", "2", "Why?", context)
     (best,) = fit_baselines(data_of("answer", Questions([row]), Questions([row])))
     assert best.name == "question-word overlap"
-    # Two words, as long as the training answer: "Old Ahab" is next to "was the captain of".
+    # Two words, as long as the training answer: "Old Ahab" is adjacent to "was the captain of".
     assert best.metrics["f1"] == 1.0
     found = fit_baselines(data_of("answer", Questions([row]), Questions([none, none, row])))
     assert [one.name for one in found] == ["no answer", "question-word overlap"]

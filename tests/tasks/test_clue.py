@@ -1,4 +1,4 @@
-"""Made files in the form in which CLUE publishes its tasks."""
+"""Synthetic files in the format of the published CLUE tasks."""
 
 import json
 from dataclasses import replace
@@ -94,7 +94,7 @@ def test_keywords_and_pronouns(tmp_path: Path) -> None:
     assert (found.texts, found.targets) == (["_小明_的妈妈是[他]的"], [1])
     beside = row | {"target": pronoun | {"span1_index": 6, "span1_text": "他", "span2_index": 7, "span2_text": "的"}}
     assert read_texts("wsc", tmp_path / "beside", beside | {"label": "false"}).texts == ["小明的妈妈是_他_[的]"]
-    with pytest.raises(DataError, match=r"train.json:1: span2 is '她' at 6, which does not stand there in 'text'"):
+    with pytest.raises(DataError, match=r"train.json:1: span2 is '她' at 6, but 'text' differs there"):
         read_texts("wsc", tmp_path / "bad", row | {"target": pronoun | {"span2_text": "她"}})
     with pytest.raises(DataError, match=r"train.json:1: 'keyword' is 'FFT'; expected a list of texts"):
         read_texts("csl", tmp_path / "bad_csl", abstract | {"keyword": "FFT"})
@@ -184,7 +184,7 @@ def test_entities(tmp_path: Path) -> None:
     assert find_task("cluener").read_other_splits(Source("cluener", tmp_path))[0][1] == ["四川敦煌学"]
     write(tmp_path / "dev.json", {"text": "四川敦煌学", "label": {"name": {"四川": [[1, 2]]}}})
     with pytest.raises(
-        DataError, match=r"dev.json:1: name '四川' is at \[1, 2\], where it does not stand; expected its"
+        DataError, match=r"dev.json:1: name '四川' is at \[1, 2\], but the text there differs; expected its"
     ):
         read_task(Source("cluener", tmp_path))
 
@@ -246,7 +246,7 @@ def test_all_of_it(base: Path, tmp_path: Path) -> None:
         finetune_clue(Source("clue", tmp_path / "none"), base, tmp_path / "no")
     with pytest.raises(ConfigError, match="CLUE has dev sets; leave out --folds"):
         finetune_clue(Source("clue", clue), base, tmp_path / "no", search_settings=SearchSettings(folds=2))
-    with pytest.raises(ConfigError, match="every task of CLUE has dev rows of its own; leave out --dev"):
+    with pytest.raises(ConfigError, match="every task of CLUE has its own dev rows; leave out --dev"):
         finetune_clue(replace(Source("clue", clue), dev=clue), base, tmp_path / "no")
     with pytest.raises(ConfigError, match="clue is several tasks; name one of them: afqmc, tnews"):
         find_task("clue")

@@ -1,4 +1,4 @@
-"""Several runs against several others: over rows and seeds, by hand and by simulation."""
+"""Comparison of two sets of runs over rows and seeds, checked by hand and by simulation."""
 
 import json
 from dataclasses import replace
@@ -27,15 +27,15 @@ from cloze.tasks.reports import Evaluation
 
 
 def right_or_wrong(right: list[int]) -> MetricRows:
-    """Rows of which each is right, 1, or wrong, 0."""
+    """Return rows that are correct (1) or wrong (0)."""
     return MetricRows(("accuracy", "f1"), [1] * len(right), right)
 
 
-def made(score: float, values: list[float], rows: int = 11) -> Resamples:
+def make_resamples(score: float, values: list[float], rows: int = 11) -> Resamples:
     return Resamples("accuracy", rows, score, np.asarray(values))
 
 
-def test_a_run_keeps_what_comparisons_need(tmp_path: Path) -> None:
+def test_a_run_stores_resamples(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     first, second = (right_or_wrong(generator.integers(0, 2, 200).tolist()) for _ in range(2))
     for name, rows in (("first", first), ("second", second)):
@@ -45,7 +45,7 @@ def test_a_run_keeps_what_comparisons_need(tmp_path: Path) -> None:
     assert found is not None
     assert found[0].score == sum(first.predictions) / 200
     assert found[0].interval == pytest.approx(bootstrap_intervals(first)["accuracy"], abs=1e-6)
-    # Without the rows themselves, the difference is that of the paired bootstrap.
+    # Without row scores per seed, the difference is that of the paired bootstrap.
     expected = paired_difference(first, second, "accuracy")
     difference = runs_difference(found[:1], found[1:])
     assert (difference.value, difference.low, difference.high) == pytest.approx(
@@ -67,28 +67,28 @@ def test_a_run_that_diverged_scores_zero_on_every_resample(tmp_path: Path) -> No
     found = read_runs([tmp_path / "a", tmp_path / "b"], [False, True])
     assert found is not None
     assert (found[1].score, found[1].rows, found[1].values.max(), len(found[1].values)) == (0.0, 3, 0.0, 1000)
-    # A run of an earlier version has no resamples, which is not the same.
+    # A run of an earlier version has no resamples, so no comparison is possible.
     assert read_runs([tmp_path / "a", tmp_path / "b"], [False, False]) is None
 
 
 def test_rows_and_seeds_by_hand() -> None:
-    # Between the seeds: variance 0.02 of the scores, 0.01 of their mean.
-    # Over rows: variance 0.01 of the means over seeds, 0.7, 0.8 and 0.9.
-    runs = [made(0.7, [0.6, 0.7, 0.8]), made(0.9, [0.8, 0.9, 1.0])]
+    # Between seeds: variance 0.02 of the scores, 0.01 of their mean. Over rows: variance 0.01 of the means over seeds,
+    # 0.7, 0.8 and 0.9.
+    runs = [make_resamples(0.7, [0.6, 0.7, 0.8]), make_resamples(0.9, [0.8, 0.9, 1.0])]
     freedom = 0.02**2 / (0.01**2 / 10 + 0.01**2 / 1)
     reach = float(t.ppf(0.975, freedom)) * 0.02**0.5
     assert mean_interval(runs) == pytest.approx([max(0.0, 0.8 - reach), 1.0])
-    baseline = [made(0.1, [0.1, 0.1, 0.1]), made(0.1, [0.1, 0.1, 0.1])]
+    baseline = [make_resamples(0.1, [0.1, 0.1, 0.1]), make_resamples(0.1, [0.1, 0.1, 0.1])]
     found = runs_difference(runs, baseline)
     assert (found.value, found.low, found.high) == pytest.approx((0.7, 0.7 - reach, 0.7 + reach))
 
 
-def test_pairs_of_seeds_take_out_what_both_share() -> None:
-    """Seeds that are good for both models, and resamples that are easy for both, cancel out."""
+def test_paired_seeds_cancel_shared_effects() -> None:
+    """Effects of seeds and of resamples that both models share cancel out."""
     generator = np.random.default_rng(0)
     luck, ease = generator.normal(0, 0.1, 4), generator.normal(0, 0.05, 1000)
-    second = [made(0.5 + one, list(0.5 + one + ease), 100) for one in luck]
-    first = [made(run.score + 0.01, list(run.values + 0.01), 100) for run in second]
+    second = [make_resamples(0.5 + one, list(0.5 + one + ease), 100) for one in luck]
+    first = [make_resamples(run.score + 0.01, list(run.values + 0.01), 100) for run in second]
     found = runs_difference(first, second)
     assert (found.value, found.low, found.high) == pytest.approx((0.01, 0.01, 0.01))
     shuffled = runs_difference(first, second[1:] + second[:1])
@@ -98,9 +98,9 @@ def test_pairs_of_seeds_take_out_what_both_share() -> None:
 
 @pytest.mark.parametrize(("seeds", "spread"), [(3, 0.0), (3, 0.2), (5, 0.4)])
 def test_intervals_over_rows_and_seeds_cover_the_true_mean(seeds: int, spread: float) -> None:
-    """Rows of different difficulty, seeds of different luck: 95 % of the intervals hold the mean over all of them.
+    """95 % intervals over rows and seeds cover the true mean about 95 % of the time.
 
-    A row is right if its difficulty, the seed's luck and the noise of both sum to a positive number.
+    A row is correct if its difficulty, the seed's effect and the noise of both sum to a positive number.
     """
     generator, covered, rows_alone, seeds_alone, times, rows = np.random.default_rng(0), 0, 0, 0, 120, 150
     noise = 0.5
@@ -116,7 +116,7 @@ def test_intervals_over_rows_and_seeds_cover_the_true_mean(seeds: int, spread: f
         low, high = t_interval([run.score for run in runs]) or (0.0, 0.0)
         seeds_alone += low <= true <= high
     assert covered / times >= 0.91
-    # Either alone promises too much: seeds alone where the rows decide, rows alone where the seeds do.
+    # Intervals over only one source of variance are too narrow when the other one dominates.
     assert min(rows_alone, seeds_alone) / times < 0.9
 
 
@@ -131,7 +131,7 @@ def test_equal_models_are_seldom_called_different() -> None:
 
 
 def test_runs_that_cannot_be_paired_are_refused() -> None:
-    one, other = made(0.5, [0.5, 0.5]), made(0.5, [0.5, 0.5], rows=12)
+    one, other = make_resamples(0.5, [0.5, 0.5]), make_resamples(0.5, [0.5, 0.5], rows=12)
     with pytest.raises(DataError, match=r"^2 runs against 1; a paired comparison needs the same seeds in both"):
         runs_difference([one, one], [one])
     with pytest.raises(DataError, match=r"^accuracy of 11 rows and accuracy of 12 rows; a paired comparison needs the"):
@@ -154,9 +154,9 @@ def test_evaluations_of_other_rows_are_not_paired() -> None:
         one.gain_over(replace(one, targets=["1"] * 3, rows=right_or_wrong([1, 0, 0])))
 
 
-def test_what_results_hold_of_a_mean() -> None:
-    runs = [made(0.7, [0.7, 0.7, 0.7]), made(0.8, [0.8, 0.8, 0.8])]
-    over_runs = [0.75 - 12.7062 * 0.05, 1.0]  # t(0.975, 1) = 12.7062; no accuracy is above 1
+def test_results_of_a_mean() -> None:
+    runs = [make_resamples(0.7, [0.7, 0.7, 0.7]), make_resamples(0.8, [0.8, 0.8, 0.8])]
+    over_runs = [0.75 - 12.7062 * 0.05, 1.0]  # t(0.975, 1) = 12.7062; accuracy is bounded by 1
     seeds = summarize([0.7, 0.8], None, "accuracy", "seeds")
     assert seeds["interval_over_runs"] == pytest.approx([max(0.0, over_runs[0]), 1.0], abs=1e-4)
     assert (seeds["interval"], seeds["interval_of"]) == (seeds["interval_over_runs"], "seeds")
@@ -181,7 +181,7 @@ def test_intervals_end_where_the_metric_does() -> None:
     assert bounded([-0.2, 0.3], "spearman") == [-0.2, 0.3]
 
 
-def test_differences_are_told_in_points() -> None:
+def test_differences_are_in_points() -> None:
     assert Difference(0.008, -0.009, 0.025).in_points() == (
         "gain +0.8 points, 95 % interval -0.9 to +2.5: within noise"
     )

@@ -1,4 +1,4 @@
-"""Rows without a dev file: what is kept for scoring, and folds."""
+"""Rows without a dev file: held-out splits and folds."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_every_label_is_in_every_part_however_the_file_is_ordered(labels: int, t
         examples = rows(order)
         train, dev = split_dev(examples)
         assert (len(dev), len(train)) == (count // 10, count - count // 10)
-        if count >= 20 * labels:  # at least one of each is due, wherever a label begins
+        if count >= 20 * labels:  # each split has at least one, wherever a label starts
             assert set(targets(dev)) == set(range(labels))
         for folds in (2, 3, 10):
             for fold in range(folds):
@@ -53,7 +53,7 @@ def test_each_row_is_in_one_part_and_stays_in_the_order_of_the_file() -> None:
         assert sorted(places[0] + places[1]) == list(range(43))
     folds = [split_fold(examples, fold, 4)[1].texts for fold in range(4)]
     assert sorted(text for fold in folds for text in fold) == sorted(examples.texts)
-    assert split_dev(examples) == split_dev(examples), "the same rows are always parted alike"
+    assert split_dev(examples) == split_dev(examples), "the same rows are always split in the same way"
 
 
 def test_numbers_are_spread_over_the_parts() -> None:
@@ -74,5 +74,5 @@ def test_rows_without_one_label_are_parted_at_no_regular_distance(tmp_path: Path
 
 
 def test_too_few_rows_to_keep_some() -> None:
-    with pytest.raises(DataError, match=r"19 rows are too few to keep some for scoring: 20 at the least; give dev \("):
+    with pytest.raises(DataError, match=r"19 rows are too few to hold some out: at least 20 are needed; give dev \("):
         split_dev(rows([number % 2 for number in range(19)]))

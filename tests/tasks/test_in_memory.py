@@ -1,4 +1,4 @@
-"""Rows in memory are read as the rows of a file are."""
+"""In-memory rows are read like the rows of a file."""
 
 import math
 import subprocess
@@ -30,7 +30,7 @@ ROWS = [dict(zip(COLUMNS, cells, strict=True)) for cells in zip(*COLUMNS.values(
 
 
 class Interchange:
-    """A frame of a library that knows only the older protocol."""
+    """A data frame that only supports the older interchange protocol."""
 
     def __dataframe__(self, **options: Any) -> Any:
         return pa.table(COLUMNS).__dataframe__(**options)
@@ -154,7 +154,7 @@ def test_bad_text_is_refused_with_its_row(name: str) -> None:
         (pd.DataFrame({"text": ["a", "b"], "label": [0, None]}), "train row 2: 'label' is None; expected a text or a"),
         (pd.DataFrame({"text": ["a", "b"], "label": [0, {1}]}), "train row 2: 'label' is {1}; expected a text or a"),
         (pl.DataFrame({"text": ["a", None], "label": [0, 1]}), "train row 2: 'text' is None; expected text"),
-        (pl.DataFrame({"text": ["a", "b"], "label": [0.0, math.nan]}), "train row 2: 'label' is nan, no label; label"),
+        (pl.DataFrame({"text": ["a", "b"], "label": [0.0, math.nan]}), "train row 2: 'label' is nan; label"),
         (pa.table({"text": [["a"], ["b"]], "label": [0, 1]}), "train row 1: 'text' is ['a']; expected text in quotes"),
         (pa.table({"txt": ["a"], "label": [0]}), "train has no column 'text'; it has: txt, label; did you mean 'txt'?"),
         (Dataset.from_dict({"text": ["a"]}), "train has no column 'label'; it has: text"),
@@ -173,7 +173,7 @@ def test_bad_frames_are_refused_with_their_row(frame: Any, expected: str) -> Non
         (3, "train is 3 (int); expected a path, a list of dicts, (texts, labels), "),
         (None, "train is None (NoneType); expected a path, "),
         (b"rows.csv", "train is b'rows.csv' (bytes); expected a path, "),
-        ([1, 2], "train row 1: 1 is no row; expected a dict such as {'text': '...', 'label': '...'}"),
+        ([1, 2], "train row 1: 1 is not a row; expected a dict such as {'text': '...', 'label': '...'}"),
         (["a", "b"], "train row 1: this row has no 'label'; it has: text; "),
         ((["a", "b"], [0]), "train: the columns differ in length: 2 in 'text', 1 in 'label'; give one value per row"),
         ((["a", "b"], 0), "train: column 'label' is 0; expected a list with one value per row"),
@@ -240,7 +240,7 @@ def test_tags_of_memory_are_refused_with_their_row() -> None:
 
 def test_texts_are_checked_one_by_one() -> None:
     assert texts_of(pd.Series(["a", "b"]), "texts") == ["a", "b"]
-    with pytest.raises(DataError, match=r"^texts row 2: None is no text; "):
+    with pytest.raises(DataError, match=r"^texts row 2: None is not a text; "):
         texts_of(["a", None], "texts")
     with pytest.raises(DataError, match=r"^texts is 'abc' \(str\); expected a list of texts"):
         texts_of("abc", "texts")

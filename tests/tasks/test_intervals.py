@@ -58,7 +58,7 @@ def test_resampled_auc_is_that_of_the_rows_it_stands_for() -> None:
     targets = generator.integers(0, 2, 30).astype(float)
     predictions = (targets + generator.normal(0, 1, 30)).round(1)  # with ties
     chosen = generator.integers(0, 30, (6, 30))
-    chosen[0] = int(targets.argmax())  # positives alone
+    chosen[0] = int(targets.argmax())  # only positives
     counts = np.stack([np.bincount(one, minlength=30) for one in chosen]).astype(float)
     found = MetricRows(("auc",), targets.tolist(), predictions.tolist()).scores(counts)["auc"]
     assert found[0] == 0.5
@@ -73,7 +73,7 @@ def test_constants_correlate_with_nothing() -> None:
 
 
 def test_intervals_cover_the_true_accuracy() -> None:
-    """Of 95 % intervals of 300 samples, about 95 % hold the true value."""
+    """About 95 % of the 95 % intervals cover the true value (300 samples)."""
     generator, covered, true = np.random.default_rng(0), 0, 0.8
     for _ in range(300):
         right = (generator.random(200) < true).astype(int).tolist()
@@ -82,12 +82,12 @@ def test_intervals_cover_the_true_accuracy() -> None:
     assert 0.91 <= covered / 300 <= 0.98
 
 
-def test_paired_comparison_finds_what_two_intervals_hide() -> None:
+def test_paired_comparison_is_more_sensitive_than_two_intervals() -> None:
     generator = np.random.default_rng(0)
     targets = [1] * 1000
     first = (generator.random(1000) < 0.80).astype(int)
     second = first.copy()
-    second[np.flatnonzero(first)[:20]] = 0  # twenty rows worse, better on none
+    second[np.flatnonzero(first)[:20]] = 0  # worse on twenty rows, better on none
     one, other = (MetricRows(("accuracy",), targets, rows.tolist()) for rows in (first, second))
     assert bootstrap_intervals(one)["accuracy"][0] < bootstrap_intervals(other)["accuracy"][1]
     found = paired_difference(one, other, "accuracy")
@@ -115,7 +115,7 @@ def test_intervals_are_repeatable_and_quick() -> None:
     first = bootstrap_intervals(rows)
     start = time.perf_counter()
     assert bootstrap_intervals(rows) == first
-    assert time.perf_counter() - start < 5  # 0.3 s, on a machine that does nothing else
+    assert time.perf_counter() - start < 5  # takes 0.3 s on an idle machine
 
 
 def test_large_sets_get_fewer_resamples() -> None:
@@ -160,7 +160,7 @@ def test_tags_are_resampled_by_sentences(tags: tuple[str, ...]) -> None:
         assert {name: values[number] for name, values in found.items()} == pytest.approx(scores)
 
 
-def test_labels_are_counted_one_by_one() -> None:
+def test_labels_are_counted_separately() -> None:
     # TP 2, FN 1, FP 1, TN 4
     rows = MetricRows(("accuracy",), [1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0, 0, 0])
     assert rows.label_counts.by_label(("no", "yes")) == {

@@ -1,4 +1,4 @@
-"""No name of a task kind is written as a literal outside its own folder: everything else reads the descriptor."""
+"""Task kind names are never literals outside their own folder: other code reads the descriptor."""
 
 import ast
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from cloze.tasks.registry import KINDS
 
 SOURCES = Path(cloze.__file__).parent
 
-# Where a word is a literal and means something else than a kind of task, with the reason.
+# Literals with another meaning than a task kind, with the reason.
 ALLOWED = {
     ("cli/__init__.py", "classify"): "names of commands",
     ("cli/__init__.py", "tag"): "names of commands",
@@ -31,14 +31,14 @@ ALLOWED = {
 
 
 def literals(source: str) -> Iterator[str]:
-    """Yield the names of kinds among the string constants of a source."""
+    """Yield the kind names among the string constants of a source."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in KINDS:
             yield node.value
 
 
 def folder_of(kind: TaskKind) -> Path:
-    """Return the folder whose ``kind.py`` defines a kind: of those that import it, the one whose constant it is."""
+    """Return the folder whose ``kind.py`` defines a kind; other modules only import the constant."""
     for path in sorted((SOURCES / "tasks").glob("*/kind.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         assigned = {target.id for node in tree.body if isinstance(node, ast.Assign) for target in _names(node.targets)}
@@ -52,7 +52,7 @@ def _names(targets: list[ast.expr]) -> list[ast.Name]:
 
 
 def found() -> set[tuple[str, str]]:
-    """Return the modules and names of all literals outside the kinds' own folders."""
+    """Return the modules and names of all such literals outside the kinds' own folders."""
     homes = {kind.name: folder_of(kind) for kind in KINDS.values()}
     return {
         (path.relative_to(SOURCES).as_posix(), name)

@@ -49,7 +49,7 @@ def test_predictions_that_hardly_vary_do_not_warn() -> None:
     assert -1 <= figures["pearson"] <= 1
 
 
-def test_a_class_that_nobody_predicts_does_not_warn() -> None:
+def test_unpredicted_classes_do_not_warn() -> None:
     assert score(["macro_f1"], [0, 1, 2], [0, 1, 1])["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
 
 

@@ -1,4 +1,4 @@
-"""Tasks by name: what is asked of published files and of anybody's own, and what is refused."""
+"""Tasks by name: what published and custom files need, and what is rejected."""
 
 import gzip
 import json
@@ -63,7 +63,7 @@ def test_columns_of_published_files_are_not_to_be_named(folder: Path, column: st
             read()
         assert str(caught.value) == (
             f"{column} is 'mine', but the files of rte have columns of their own; "
-            "leave it out, or take classify for files of yours"
+            "leave it out, or use classify for your own files"
         )
 
 
@@ -78,7 +78,7 @@ def test_columns_that_a_kind_does_not_have_are_refused(tmp_path: Path, task: str
 def test_what_is_no_single_task_is_told() -> None:
     with pytest.raises(ConfigError, match=r"glue is several tasks; name one of them: cola, .*; cloze finetune glue"):
         find_task("GLUE")
-    with pytest.raises(ConfigError, match="similarity has no labels to predict; it is for cloze finetune"):
+    with pytest.raises(ConfigError, match="similarity has no labels to predict; it is only for cloze finetune"):
         find_task("similarity")
 
 
@@ -101,7 +101,7 @@ def test_nothing_but_bad_rows_is_told(tmp_path: Path) -> None:
 def test_a_label_that_is_no_number_is_no_label(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a", "label": 1.0}\n{"text": "b", "label": NaN}\n', encoding="utf-8")
-    with pytest.raises(DataError, match=r"a\.jsonl:2: 'label' is nan, no label; label the row"):
+    with pytest.raises(DataError, match=r"a\.jsonl:2: 'label' is nan; label the row"):
         read_task(Source("classify", path, path))
 
 
@@ -123,7 +123,7 @@ def test_other_splits_are_read_without_their_labels(folder: Path) -> None:
 
 
 def test_a_single_file_has_no_other_splits(folder: Path) -> None:
-    # Its training rows are no rows to be scored.
+    # Training rows must not be used as rows to evaluate.
     train = folder / "conll" / "train.txt"
     assert read_other_splits(Source("conll", train, folder / "conll" / "valid.txt")) == []
     assert read_other_splits(Source("classify", folder / "a.csv")) == []

@@ -1,4 +1,4 @@
-"""Evaluations of every kind: rows that score as the metrics say, intervals, and scores by label."""
+"""Evaluations of every kind: row scores that agree with the metrics, intervals, and scores per label."""
 
 import csv
 import json
@@ -132,7 +132,7 @@ def test_rows_of_every_kind_score_as_its_metrics(name: str) -> None:
     assert len(evaluation.rows) == len(evaluation.predictions) == ROWS
     whole = {metric: values[0] for metric, values in evaluation.rows.scores(np.ones((1, ROWS))).items()}
     assert next(iter(whole)) == next(iter(evaluation.metrics))
-    # The thresholds of SQuAD 2.0 are chosen on all rows: they have no interval.
+    # The SQuAD 2.0 thresholds are chosen on all rows, so they have no interval.
     expected = {metric: value for metric, value in evaluation.metrics.items() if not metric.startswith("best_")}
     assert whole == pytest.approx(expected, abs=1e-9)
     assert evaluation.intervals.keys() == expected.keys()
@@ -282,14 +282,14 @@ def test_differences_within_noise_are_level_and_others_ahead() -> None:
         "level with TF-IDF: a difference of +0.4 points of accuracy is within noise (95 % interval -1.0 to +2.0)"
     )
     assert summary_lines(ahead)[-1] == "ahead of TF-IDF by 5.0 points of accuracy (95 % interval 2.0 to 8.0)"
-    # An interval that begins at zero is no proof.
+    # An interval that starts at zero is not significant.
     assert verdict(results_with(0.05, 0.0, 0.1)).startswith("level with TF-IDF")
 
 
 def test_a_wide_interval_is_no_level() -> None:
     assert verdict(results_with(-0.233, -0.467, 0.0)) == (
-        "too few rows to tell it from TF-IDF: the difference of -23.3 points of accuracy may be -46.7 to +0.0 (95 % "
-        "interval); score on more rows, with a dev file or folds"
+        "too few rows to distinguish it from TF-IDF: the difference of -23.3 points of accuracy may be -46.7 to +0.0 "
+        "(95 % interval); score on more rows, with a dev file or folds"
     )
 
 

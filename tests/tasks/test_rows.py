@@ -27,7 +27,7 @@ def lines_of(file: RowFile) -> list[int]:
 
 
 def message(path: Path, **columns: str) -> str:
-    """The complaint about a file, read to its end, without the folder it lies in."""
+    """Return the error message about a file, without its folder."""
     with pytest.raises(DataError) as caught:
         list(read_rows(path, **({"text": "text"} | columns)))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
@@ -38,7 +38,7 @@ def test_csv_with_quotes_commas_and_line_ends(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", 'text,pair,label\n"one, two",b,x\n"say ""hi""\nthere",c,y\nplain,d,x\n')
     file = read_rows(path, text="text", pair="pair", label="label")
     assert triples(file) == [("one, two", "b", "x"), ('say "hi"\nthere', "c", "y"), ("plain", "d", "x")]
-    assert lines_of(file) == [2, 3, 5]  # a record's place is the line on which it begins
+    assert lines_of(file) == [2, 3, 5]  # the place of a record is its first line
     assert file.skipped == 0
 
 
@@ -84,7 +84,7 @@ def test_a_bad_byte_in_a_quoted_cell_costs_that_row_and_makes_no_other(tmp_path:
 
 def test_a_label_with_the_sign_between_labels_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "a.jsonl", '{"text": "a", "label": ["x|y"]}\n')
-    with pytest.raises(DataError, match=r"a\.jsonl:1: the label 'x\|y' has a '\|', which stands between labels"):
+    with pytest.raises(DataError, match=r"a\.jsonl:1: the label 'x\|y' has a '\|', which separates labels"):
         list(read_rows(path, text="text", label="label", several=True))
 
 
@@ -167,7 +167,7 @@ FILE_COMPLAINTS: dict[str, tuple[str | bytes | None, str]] = {
     "other.csv": ("q,w\na,b\n", "other.csv has no column 'text'; it has: q, w; name one of these"),
     "twice.tsv": (
         "text\tid\ttext\na\tb\tc\n",
-        "twice.tsv:1: the header names column 'text' 2 times; give every column a name of its own",
+        "twice.tsv:1: the header names column 'text' 2 times; give every column a unique name",
     ),
     "bytes.csv": (
         b"te\xffxt\na\n",
@@ -179,7 +179,7 @@ FILE_COMPLAINTS: dict[str, tuple[str | bytes | None, str]] = {
     ),
     "a.doc": (
         "text\na\n",
-        "a.doc: the ending '.doc' tells no kind of table; expected .csv, .tsv, .jsonl (each also with .gz "
+        "a.doc: the ending '.doc' is not that of a table; expected .csv, .tsv, .jsonl (each also with .gz "
         "or .xz) or .parquet: rename or convert the file",
     ),
     "a.csv.xz": (
@@ -216,12 +216,12 @@ def test_not_parquet(tmp_path: Path) -> None:
 ROW_COMPLAINTS: dict[str, tuple[str | bytes, str]] = {
     "few.csv": (
         "text,label\na,1\nb\nc,2\n",
-        "few.csv:3: 1 cells, but there are 2 columns (text, label); put quotes around a cell that holds a comma",
+        "few.csv:3: 1 cells, but there are 2 columns (text, label); put quotes around a cell that contains a comma",
     ),
     "many.tsv": (
         "text\tlabel\na\t1\nb\tb\t1\nc\t2\n",
         "many.tsv:3: 3 cells, but there are 2 columns (text, label); "
-        "put one tab between cells and none inside (quotes do not protect one here; in a .csv file they do)",
+        "put one tab between cells and none inside (quotes do not protect it here; in a .csv file they do)",
     ),
     "quote.csv": (
         'text,label\na,1\n"b" b,1\nc,2\n',
@@ -252,7 +252,7 @@ ROW_COMPLAINTS: dict[str, tuple[str | bytes, str]] = {
     "syntax.jsonl": (
         '{"text": "a", "label": 1}\n\n{"text": "b", }\n{"text": "c", "label": 2}\n',
         "syntax.jsonl:3: not JSON (Expecting property name enclosed in double quotes at character 15); "
-        "expected one object a line",
+        "expected one object per line",
     ),
     "list.jsonl": (
         '{"text": "a", "label": 1}\n\n["b"]\n{"text": "c", "label": 2}\n',
@@ -293,7 +293,7 @@ def test_deep_and_huge_json(tmp_path: Path) -> None:
     assert deep.startswith("deep.jsonl:1: JSON that cannot be read (")
     huge = message(write(tmp_path, "huge.jsonl", '{"text": "a", "n": ' + "9" * 5000 + "}\n"))
     assert huge.startswith("huge.jsonl:1: JSON that cannot be read (")
-    assert huge.endswith("); expected one flat object a line")
+    assert huge.endswith("); expected one flat object per line")
 
 
 def test_when_every_row_is_bad_the_first_is_told(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_a_first_row_of_data_is_no_header(first: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no column 'text'; it has: body, class; name one of these"):
         read_classes(tmp_path / "a.csv", "body,class\nb,c\n")
     (tmp_path / "a.csv").write_text(f"{first}\n", encoding="utf-8")
-    if first != "1,1":  # commands that predict have no --columns
+    if first != "1,1":  # prediction commands have no --columns
         with pytest.raises(DataError, match="has no column 'text'; it has: "):
             list(read_rows(tmp_path / "a.csv", text="text", skippable=False))
 
@@ -392,9 +392,7 @@ def test_columns_that_cannot_be(tmp_path: Path) -> None:
     ):
         read_classes(tmp_path / "a.jsonl", '{"text": "a", "label": "b"}\n', columns="text,label")
     for names in ("text,,label", "text,text", ""):
-        with pytest.raises(
-            ConfigError, match=r"columns is '.*'; expected different names with commas between, such as"
-        ):
+        with pytest.raises(ConfigError, match=r"columns is '.*'; expected different comma-separated names, such as"):
             Source("classify", tmp_path, columns=names)
     with pytest.raises(
         ConfigError, match=r"columns is 'a,b', but the files of tag have no header; name columns by num"

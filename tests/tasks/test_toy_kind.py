@@ -1,7 +1,7 @@
-"""A kind of task that only this module knows goes the whole way by one registration.
+"""A task kind defined only in this module works everywhere after one registration.
 
-Ordinal ratings: 1 to 4 stars on the sequence head. Training is that of classes; the prediction is the median of the
-distribution over ordered classes, and the metric is how far off it is.
+Ordinal ratings: 1 to 4 stars on the sequence head. It is trained like classification; the prediction is the median of
+the distribution over ordered classes, and the metric is the distance from the true rating.
 """
 
 import json
@@ -106,7 +106,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> Iterator[None]:
-    """Register the kind: the one line that is needed."""
+    """Register the kind with a single call."""
     with registered(STARS):
         yield
 
@@ -125,7 +125,7 @@ def test_training_and_evaluation(tuned: Path, rows: Path) -> None:
     assert "fine-tuned to stars" in (tuned / "model" / "README.md").read_text("utf-8")
 
 
-def test_folder_records_a_kind_that_its_head_does_not_tell(tuned: Path) -> None:
+def test_folder_records_a_kind_that_its_head_does_not_imply(tuned: Path) -> None:
     config = json.loads((tuned / "model" / "config.json").read_text("utf-8"))
     assert config["cloze_task"] == {"kind": "stars"}
     assert "problem_type" not in config

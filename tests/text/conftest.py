@@ -20,7 +20,7 @@ def _learn(lowercase: bool) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def uncased() -> Tokenizer:
-    """A throw-away vocabulary that spells most of what the generator writes."""
+    """A small vocabulary that covers most of the generated strings."""
     return _learn(lowercase=True)
 
 

@@ -1,8 +1,8 @@
-"""Strings to try a tokenizer with: seeded, of many scripts, with all in them that texts should not have.
+"""Random strings for tokenizer tests: seeded, in many scripts, with all kinds of difficult characters.
 
-Only characters that Unicode 3.2 knew are drawn by ``strings``, and emoji and ideographs from later blocks: on
-newer marks and punctuation the tables of Python and of the engine differ in age, which ``test_unicode_tables``
-looks into. ``wild_strings`` draws from everything.
+``strings`` draws characters of Unicode 3.2, and emoji and ideographs of later blocks: the tables of Python and of the
+native tokenizer disagree on newer marks and punctuation, which ``test_unicode_tables`` covers. ``wild_strings`` draws
+from all characters.
 """
 
 import random
@@ -12,15 +12,15 @@ from itertools import chain
 
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 
-# Changed their category after Unicode 3.2, in one table and not in the other.
+# Their category changed after Unicode 3.2, in only one of the tables.
 RECLASSIFIED = frozenset("\u166d\u1734\u1885\u1886")
-# The published code lowers whole words, which makes a last capital sigma a final one; the engine goes by
+# The published code lower-cases whole words, which gives a final sigma at the end; the native tokenizer works per
 # character.
 CAPITAL_SIGMA = "\u03a3"
 
 
 def is_settled(character: str) -> bool:
-    """Whether all tables agree on this character, and it is no private one."""
+    """Return whether all tables agree on this character and it is not in private use."""
     category = unicodedata.ucd_3_2_0.category(character)
     return category not in ("Cn", "Co", "Cs") and character not in RECLASSIFIED and character != CAPITAL_SIGMA
 
@@ -69,7 +69,7 @@ def _word(source: random.Random) -> str:
 
 
 def strings(count: int, seed: int) -> list[str]:
-    """Return ``count`` strings of up to a dozen words; the same ones for the same seed."""
+    """Return ``count`` strings of up to a dozen words; reproducible by seed."""
     source = random.Random(seed)
     glue = ["", " ", " ", " ", "  ", "\n", "-", "\u3000"]
     made = []
@@ -81,7 +81,7 @@ def strings(count: int, seed: int) -> list[str]:
 
 @cache
 def _all_blocks() -> list[str]:
-    """Characters of every block there is, all of the small ones; private, unassigned and surrogates as well."""
+    """Return characters of every Unicode block, all of the small ones; including private, unassigned and surrogates."""
     codes = chain(
         range(0x3400),
         range(0x3400, 0xA000, 97),  # ideographs
@@ -98,7 +98,7 @@ def _all_blocks() -> list[str]:
 
 
 def wild_strings(count: int, seed: int) -> list[str]:
-    """Return ``count`` strings of whatever Python can hold, most words of neighbours in one block."""
+    """Return ``count`` strings of arbitrary characters; most words use neighbouring characters of one block."""
     source = random.Random(seed)
     everything = _all_blocks()
     made = []

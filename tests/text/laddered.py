@@ -1,4 +1,4 @@
-"""Tokenizers with a ladder, made on the spot, and the ladder once more: written plainly, slow, without offsets."""
+"""Tokenizers with out-of-vocabulary rungs for tests, and a slow, plain implementation of the rungs without offsets."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from cloze.text.oov.ladder import Entity, Ladder
 from tests.text import reference
 
 LETTERS = "abc"
-# In no vocabulary that is drawn here.
+# In none of the random vocabularies.
 STRANGE = "zé☃"
 
 
@@ -25,7 +25,7 @@ def extended(
     look_alikes: bool = False,
     similar: Sequence[tuple[str, str]] = (),
 ) -> Tokenizer:
-    """What ``cloze extend`` makes of a tokenizer."""
+    """Return a tokenizer extended as by ``cloze extend``."""
     additions = Additions(
         words=[WordRow(f"words:{number}", word) for number, word in enumerate(words, start=1)],
         entities=[EntityRow(f"map:{number}", Entity(*entry)) for number, entry in enumerate(entities, start=1)],
@@ -37,20 +37,20 @@ def extended(
 
 
 def plain(tokenizer: Tokenizer) -> Tokenizer:
-    """The same vocabulary as it was before anything was added: its added words are unused entries again."""
+    """Return the vocabulary before any extension: added words become unused entries again."""
     added = set(tokenizer.settings.ladder.words)
     pieces = (f"[was {piece}]" if piece in added else piece for piece in tokenizer.pieces)
     return Tokenizer(replace(tokenizer.settings, pieces=tuple(pieces), ladder=Ladder()))
 
 
 def rungs(tokenizer: Tokenizer, text: str, pair: str | None = None) -> list[tuple[str, str, str]]:
-    """The words of a text, the rung of each and its tokens."""
+    """Return the words of a text, with the rung and the tokens of each."""
     words = tokenizer.words(tokenizer(text, pair), text, pair)
     return [(word.text, word.rung, " ".join(word.tokens)) for word in words]
 
 
 def drawn_tokenizer(source: random.Random, *, lowercase: bool = True) -> Tokenizer:
-    """A vocabulary of a few letters, signs and ideographs, most of them in one form only, with some unused entries."""
+    """Return a vocabulary of letters, symbols and ideographs, most in one form only, with some unused entries."""
     pieces = {"-", "北", "京", "[unused0]", "[unused1]", "a"}
     while len(pieces) < 24:
         piece = "".join(source.choices(LETTERS, k=source.randint(1, 3)))
@@ -63,7 +63,7 @@ def drawn_word(source: random.Random) -> str:
 
 
 def drawn_text(source: random.Random, parts: Sequence[str] = ()) -> str:
-    """Words, ideographs and signs, with and without spaces; some of ``parts`` among them."""
+    """Return words, ideographs and symbols, with and without spaces; including some of ``parts``."""
     made = []
     for _ in range(source.randint(0, 12)):
         choices = [drawn_word(source), drawn_word(source), source.choice("北京中"), "-", *source.sample(parts, k=1)]
@@ -72,7 +72,7 @@ def drawn_text(source: random.Random, parts: Sequence[str] = ()) -> str:
 
 
 def drawn_ladder(source: random.Random, tokenizer: Tokenizer, *, characters: bool) -> Tokenizer:
-    """Words and entities drawn for a tokenizer."""
+    """Return random words and entities for a tokenizer."""
     joints = ["-", " ", "", "北"]
     words = [drawn_word(source) for _ in range(5)]
     words += [drawn_word(source) + source.choice(joints) + drawn_word(source) for _ in range(3)]
@@ -87,7 +87,7 @@ def drawn_ladder(source: random.Random, tokenizer: Tokenizer, *, characters: boo
 
 
 def resolve(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Rungs 1 to 4: words, then phrases at the borders of words, the longest first."""
+    """Apply rungs 1 to 4: words, then phrases at word boundaries, the longest first."""
     ladder, lowercase = tokenizer.settings.ladder, tokenizer.lowercase
     ids = {piece: number for number, piece in enumerate(tokenizer.pieces)}
     base = {piece: number for piece, number in ids.items() if piece not in ladder.words}
@@ -97,7 +97,7 @@ def resolve(text: str, tokenizer: Tokenizer) -> list[int]:
         words = reference.basic_tokens(given, lowercase)
         return [[word] if word in singles else spell(word, base, ladder.characters) for word in words]
 
-    # Surface -> what stands for it, as pieces.
+    # Surface -> its replacement, as pieces.
     phrases = {word: [word] for word in ladder.words if word not in singles}
     phrases |= {one.surface: [piece for word in read(one.words) for piece in word] for one in ladder.entities}
     known = [(read(surface), reference.basic_tokens(surface, lowercase), new) for surface, new in phrases.items()]
@@ -118,14 +118,14 @@ def resolve(text: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def _matched(words: list[list[str]], surface: list[list[str]]) -> int:
-    """How many words at the beginning have the surface's pieces, wherever the borders inside are; 0 if none do."""
+    """Return how many leading words have the surface's pieces, regardless of boundaries between them; 0 if none do."""
     pieces = [*chain(*surface)]
     sizes = (size for size in range(1, len(words) + 1) if [*chain(*words[:size])] == pieces)
     return next(sizes, 0)
 
 
 def spell(word: str, base: Mapping[str, int], characters: bool) -> list[str]:
-    """A word's pieces; where there are none and characters may be used, the longest that fit, one after the other."""
+    """Return a word's pieces; if there are none and characters are allowed, the longest matches from the left."""
     pieces = reference.word_pieces(word, base)
     if pieces != ["[UNK]"] or not characters or len(word) > 1000:
         return pieces

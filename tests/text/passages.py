@@ -1,4 +1,4 @@
-"""Real text in the public domain: Carroll 1865, the Analects, Cao Xueqin's novel, and a mixture."""
+"""Public-domain text: Carroll 1865, the Analects, Cao Xueqin's novel, and a mixture."""
 
 ENGLISH = """Alice was beginning to get very tired of sitting by her sister on the bank, and of having \
 nothing to do: once or twice she had peeped into the book her sister was reading, but it had no pictures \

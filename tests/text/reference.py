@@ -1,9 +1,8 @@
-"""BERT's tokenizer as its authors describe it, written plainly: slow, without offsets, and easy to believe.
+"""A plain implementation of BERT's tokenizer from its authors' description: slow and without offsets.
 
-Basic tokenization: drop control characters, make every space a blank, set ideographs apart, split at
-blanks, lower and strip accents where the model is uncased, split at punctuation. Then WordPiece: the
-longest piece that fits, from the left; a word that cannot be spelled, or is over 100 characters long, is
-``[UNK]``.
+Basic tokenization: drop control characters, normalize whitespace, isolate ideographs, split at whitespace, lower-case
+and strip accents if the model is uncased, split at punctuation. Then WordPiece: the longest matching piece from the
+left; a word that cannot be spelled, or has more than 100 characters, is ``[UNK]``.
 """
 
 import unicodedata
@@ -40,7 +39,7 @@ def is_space(character: str) -> bool:
 @cache
 def is_punctuation(character: str) -> bool:
     if character.isascii():
-        # Signs such as ^ and $ count, whatever Unicode calls them.
+        # Symbols such as ^ and $ count as punctuation, whatever their Unicode category.
         return character.isprintable() and character != " " and not character.isalnum()
     return unicodedata.category(character).startswith("P")
 
@@ -90,6 +89,6 @@ def encode(text: str, ids: Mapping[str, int], lowercase: bool) -> list[int]:
 
 
 def truncate_pair(first: list[int], second: list[int], budget: int) -> None:
-    """Shorten both lists in place, always the longer one, the second where they are equal."""
+    """Truncate both lists in place, always the longer one, or the second if they are equal."""
     while len(first) + len(second) > budget:
         (first if len(first) > len(second) else second).pop()

@@ -1,4 +1,4 @@
-"""The loop that joins pairs, against one that counts everything anew each time."""
+"""The merge loop, compared with a plain version that recounts everything in each step."""
 
 import random
 from collections import Counter
@@ -16,7 +16,7 @@ def _alphabet(letters: str) -> list[str]:
 
 
 def _plainly(counts: dict[str, int], alphabet: list[str], minimum: int) -> Iterator[tuple[int, str]]:
-    """The same, as it might be written on a blackboard."""
+    """Learn merges with a full recount in each step."""
     words = {word: [word[0], *(f"##{letter}" for letter in word[1:])] for word in counts}
     words = {word: spelled for word, spelled in words.items() if set(spelled) <= set(alphabet)}
     order = {piece: number for number, piece in enumerate(alphabet)}
@@ -47,7 +47,7 @@ def _join(spelled: list[str], pair: tuple[str, str], piece: str) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_merges_equal_a_plain_count(seed: int) -> None:
-    """Two or three letters, so that pairs overlap, recur in a word, and give one piece in several ways."""
+    """Merges equal a plain count on two or three letters, where pairs overlap, recur and form equal pieces."""
     draw = random.Random(seed)
     letters = "abc"[: draw.choice((1, 2, 3))]
     counts = {
@@ -56,7 +56,7 @@ def test_merges_equal_a_plain_count(seed: int) -> None:
     minimum = draw.choice((1, 2, 5))
     alphabet = _alphabet(letters)
     if seed % 4 == 0:
-        alphabet.remove("##a")  # words with it teach nothing
+        alphabet.remove("##a")  # words with this letter are ignored
     assert list(learn_merges(counts.items(), alphabet, minimum)) == list(_plainly(counts, alphabet, minimum))
 
 
@@ -69,7 +69,7 @@ def test_merges_of_words_of_many_scripts() -> None:
 def test_frequent_pieces_come_first() -> None:
     counts = {"low": 5, "lower": 2, "newest": 6, "widest": 3}
     merges = list(learn_merges(counts.items(), _alphabet("lowernstid"), 2))
-    # Sennrich et al.'s example: es 9, est 9, lo 7, low 7, then the pieces of the word newest.
+    # The example of Sennrich et al.: es 9, est 9, lo 7, low 7, then the pieces of the word newest.
     assert merges[:4] == [(9, "##es"), (9, "##est"), (7, "lo"), (7, "low")]
     assert [count for count, _ in merges] == sorted((count for count, _ in merges), reverse=True)
 

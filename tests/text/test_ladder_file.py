@@ -1,4 +1,4 @@
-"""``ladder.json``: written where there is something to say, read back to the letter, and refused in one line."""
+"""``ladder.json``: written only if there is something to store, restored exactly, and rejected in one line."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def refusal(folder: Path, content: Any) -> str:
-    """The message with which a folder is refused: one line, and the file at its beginning."""
+    """Return the one-line error message for a folder, which starts with the file."""
     raw = content if isinstance(content, bytes) else json.dumps(content).encode()
     (folder / "ladder.json").write_bytes(raw)
     with pytest.raises(CheckpointError) as caught:
@@ -50,7 +50,7 @@ def test_nothing_is_written_where_nothing_is_on(folder: Path, tmp_path: Path) ->
     assert Tokenizer.from_folder(folder).settings.ladder == Ladder()
     FULL.save(folder)
     assert (folder / "ladder.json").exists()
-    PLAIN.save(folder)  # over a folder that had one
+    PLAIN.save(folder)  # overwrites a folder that had one
     assert Tokenizer.from_folder(folder).settings == PLAIN.settings
 
 
@@ -96,14 +96,14 @@ FORMAT = {"format": 1}
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", r"^not JSON \(.*\); write it anew with 'cloze extend'$"),
+        (b"{", r"^not JSON \(.*\); write it again with 'cloze extend'$"),
         (b"", r"^not JSON"),
         (b"\xff\xfe", r"^not JSON"),
         (b"[" * 200_000, r"^not JSON"),
         (b'{"format": ' + b"9" * 5000 + b"}", r"^not JSON"),
         ([], r"^holds a list; expected an object with the ladder's settings$"),
-        ({}, r"^format is 'None'; this version of cloze reads 1$"),
-        ({"format": 2}, r"^format is '2'; this version of cloze reads 1$"),
+        ({}, r"^format is 'None'; this version of cloze supports 1$"),
+        ({"format": 2}, r"^format is '2'; this version of cloze supports 1$"),
         (FORMAT | {"wrods": []}, r"^'wrods' is not a setting of the ladder; it has \['characters', .*'words'\]$"),
         (FORMAT | {"characters": 1}, r"^characters is '1'; expected true or false$"),
         (FORMAT | {"look_alikes": "no"}, r"^look_alikes is 'no'; expected true or false$"),
@@ -112,17 +112,20 @@ FORMAT = {"format": 1}
         (FORMAT | {"words": [" "]}, r"^words, entry 0: \" \"; expected a text$"),
         (FORMAT | {"words": ["\ud800"]}, r"^words, entry 0: \"\\ud800\"; expected a text$"),
         (FORMAT | {"words": ["dog"]}, r"^the added word 'dog' is not in the vocabulary of its folder$"),
-        (FORMAT | {"words": ["[UNK]"]}, r"^'\[UNK\]' is not a word that can have been added; take it out$"),
-        (FORMAT | {"words": ["##s"]}, r"^'##s' is not a word that can have been added; take it out$"),
+        (FORMAT | {"words": ["[UNK]"]}, r"^'\[UNK\]' cannot be an added word; remove it$"),
+        (FORMAT | {"words": ["##s"]}, r"^'##s' cannot be an added word; remove it$"),
         (FORMAT | {"similar": [["a"]]}, r"^similar, entry 0: \[\"a\"\]; expected 2 texts$"),
         (FORMAT | {"similar": {"a": "b"}}, r"^similar is a dict; expected a list$"),
         (FORMAT | {"entities": [["x", "cat"], ["x"]]}, r"^entities, entry 1: \[\"x\"\]; expected 2 or 3 texts$"),
         (FORMAT | {"entities": [["x", "cat", ""]]}, r"^entities, entry 0: .*; expected 2 or 3 texts$"),
         (
             FORMAT | {"entities": [["x", "dog"]]},
-            r"^the entity 'x' stands for 'dog', which the vocabulary does not know; ",
+            r"^the entity 'x' stands for 'dog', which is not in the vocabulary; ",
         ),
-        (FORMAT | {"entities": [["\u200b", "cat"]]}, r"^'\\u200b' has no word in it that a text could have$"),
+        (
+            FORMAT | {"entities": [["\u200b", "cat"]]},
+            r"^'\\u200b' consists of characters that the tokenizer removes; remove it$",
+        ),
     ],
 )
 def test_hostile_files(folder: Path, content: Any, message: str) -> None:

@@ -32,13 +32,13 @@ def test_windows_cover_everything_and_fit(seed: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "head-tail", "windows"])
-def test_what_fits_is_read_alike(tokenizer: Tokenizer, how: str) -> None:
+def test_fitting_texts_are_encoded_alike(tokenizer: Tokenizer, how: str) -> None:
     texts, pairs = [words(tokenizer, 4), "", words(tokenizer, 7, 1)], ["", words(tokenizer, 9), words(tokenizer, 3)]
     assert encode_long(tokenizer, texts, None, how) == [[one] for one in tokenizer.encode_batch(texts)]  # type: ignore[arg-type]
     assert encode_long(tokenizer, texts, pairs, how) == [[one] for one in tokenizer.encode_batch(texts, pairs)]  # type: ignore[arg-type]
 
 
-def test_head_and_tail_are_kept_and_the_loss_is_known(tokenizer: Tokenizer) -> None:
+def test_head_and_tail_are_kept_and_dropped_tokens_counted(tokenizer: Tokenizer) -> None:
     text = words(tokenizer, 50)
     ids = tokenizer.encode_ids([text])[0]
     ((encoding,),) = encode_long(tokenizer, [text], None, "head-tail")
@@ -54,7 +54,7 @@ def test_the_longer_of_two_gives_its_middle(tokenizer: Tokenizer) -> None:
     assert encoding.ids == [tokenizer.cls_id, *one, tokenizer.sep_id, *other[:3], *other[-9:], tokenizer.sep_id]
 
 
-def test_windows_of_a_text_lose_nothing(tokenizer: Tokenizer) -> None:
+def test_windows_cover_the_whole_text(tokenizer: Tokenizer) -> None:
     text = words(tokenizer, 50)
     ids = tokenizer.encode_ids([text])[0]
     (windows,) = encode_long(tokenizer, [text], None, "windows")
@@ -69,7 +69,7 @@ def test_windows_of_the_second_text_all_have_the_first(tokenizer: Tokenizer) -> 
     assert all(window.ids[1:6] == one for window in windows)
     assert windows[0].ids[7:-1] == other[:12]
     assert windows[-1].ids[7:-1] == other[-len(windows[-1].ids[7:-1]) :]
-    # A first text that would leave no room is cut, and the loss is told.
+    # A first text that would leave no space is truncated, and the dropped tokens are reported.
     (windows,) = encode_long(tokenizer, [words(tokenizer, 30)], [second], "windows")
     assert all(window.dropped == 22 for window in windows)
     assert all(window.segments.count(1) - 1 <= 9 for window in windows)

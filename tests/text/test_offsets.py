@@ -1,4 +1,4 @@
-"""Offsets slice the text as it was given, whatever the normaliser made of it."""
+"""Offsets refer to the original text, whatever the normalizer does to it."""
 
 import unicodedata
 
@@ -20,7 +20,7 @@ def check(text: str, encoding: Encoding, tokenizer: Tokenizer) -> None:
     for number, token, offsets in zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True):
         start, end = offsets
         assert 0 <= start < end <= len(text)
-        # Pieces of one character (the letters of a Korean syllable) share its place; others never overlap.
+        # Pieces of one character (the letters of a Korean syllable) share its offsets; others never overlap.
         assert start >= previous[1] or (offsets == previous and end - start == 1), text
         previous = offsets
         if number != tokenizer.unknown_id:

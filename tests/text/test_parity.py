@@ -1,4 +1,4 @@
-"""Ids against two independent makers: the plain reference here, and transformers."""
+"""Token ids compared with two independent implementations: the plain reference, and transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def test_generated_strings(name: str, request: pytest.FixtureRequest) -> None:
         assert ours == reference.encode(text, ids, tokenizer.lowercase), text
         assert names_special_token(text) or ours == others, text
         known += sum(number != tokenizer.unknown_id for number in ours)
-    # A vocabulary that knew nothing would agree with everything.
+    # A vocabulary without known words would agree trivially.
     assert known > 0.5 * sum(map(len, found))
 
 
@@ -67,13 +67,13 @@ def test_pairs_and_segments(minilm: Tokenizer, minilm_folder: Path) -> None:
 
 @pytest.mark.parametrize("second", ["", " ", "\u200b\t"])
 def test_a_second_text_without_tokens_is_none(minilm: Tokenizer, minilm_folder: Path, second: str) -> None:
-    """The published code tests for tokens of B before it adds the second [SEP]; so does transformers, of ""."""
+    """The second [SEP] is omitted if B has no tokens, as in the published code and in transformers for ""."""
     ours = minilm("the cat", second)
     assert ours.tokens == ["[CLS]", "the", "cat", "[SEP]"]
     assert ours == minilm("the cat")
     theirs = transformers.AutoTokenizer.from_pretrained(minilm_folder)("the cat", "")
     assert ours.ids == theirs["input_ids"]
-    # The room of the second [SEP] is the first text's.
+    # The first text gets the space of the second [SEP].
     longer = minilm("the cat sat on the mat", second, max_length=5)
     assert longer == minilm("the cat sat on the mat", max_length=5)
     assert minilm.encode_batch(["the cat", "the cat"], [second, "a"])[0] == ours
@@ -81,8 +81,8 @@ def test_a_second_text_without_tokens_is_none(minilm: Tokenizer, minilm_folder: 
         assert encode_long(minilm, ["the cat"], [second], way) == [[ours]]
 
 
-def test_lowering_a_final_sigma_is_the_engines() -> None:
-    """The published code has a final sigma here; transformers, and all models trained with it, do not."""
+def test_lower_cased_final_sigma_equals_transformers() -> None:
+    """There is no final sigma, as in transformers and all models trained with it, unlike the published code."""
     pieces = [*SPECIAL, "οδος", "οδοσ"]
     tokenizer = Tokenizer.from_vocabulary(pieces, lowercase=True)
     assert reference.basic_tokens("ΟΔΟΣ", lowercase=True) == ["οδος"]

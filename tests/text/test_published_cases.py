@@ -1,4 +1,4 @@
-"""The cases that were published with the original tokenizer, and their neighbours."""
+"""Test cases published with the original tokenizer, and variations of them."""
 
 import pytest
 
@@ -9,7 +9,7 @@ PIECES = [*SPECIAL, "want", "##want", "##ed", "wa", "un", "runn", "##ing", ","]
 
 
 def words(text: str, lowercase: bool) -> list[str]:
-    """Tokenize with a vocabulary of which every word of the text is an entry."""
+    """Tokenize with a vocabulary that contains every word of the text."""
     found = reference.basic_tokens(text, lowercase)
     tokenizer = Tokenizer.from_vocabulary([*SPECIAL, *dict.fromkeys(found)], lowercase=lowercase)
     tokens = tokenizer(text, special=False).tokens
@@ -68,13 +68,13 @@ def test_words_over_a_hundred_characters_are_unknown(length: int, unknown: bool)
     ("lowercase", "strip_accents", "expected"),
     [(True, None, "cafe"), (True, False, "café"), (False, None, "CAFÉ"), (False, True, "CAFE")],
 )
-def test_accents_follow_the_casing_unless_told(lowercase: bool, strip_accents: bool | None, expected: str) -> None:
+def test_accents_follow_the_casing_by_default(lowercase: bool, strip_accents: bool | None, expected: str) -> None:
     pieces = [*SPECIAL, "cafe", "café", "CAFÉ", "CAFE"]
     tokenizer = Tokenizer.from_vocabulary(pieces, lowercase=lowercase, strip_accents=strip_accents)
     assert tokenizer("CAFÉ", special=False).tokens == [expected]
 
 
-def test_chinese_may_be_left_in_words() -> None:
+def test_chinese_splitting_can_be_disabled() -> None:
     pieces = [*SPECIAL, "中", "##国", "国"]
     apart = Tokenizer.from_vocabulary(pieces, lowercase=True)
     together = Tokenizer.from_vocabulary(pieces, lowercase=True, chinese=False)

@@ -1,4 +1,4 @@
-"""Words: nothing lost but white space, Chinese ones by the dictionary, and whole runs of BERT's tokens."""
+"""Word segmentation: lossless except for whitespace, Chinese by dictionary, aligned with BERT's tokens."""
 
 import pickle
 import subprocess
@@ -24,7 +24,7 @@ def splitter() -> WordSplitter:
 
 
 def check(text: str, spans: list[tuple[int, int]]) -> None:
-    """Assert that the spans and the white space between them are the text."""
+    """Assert that the spans and the whitespace between them make up the text."""
     place = 0
     for start, end in spans:
         assert place <= start < end <= len(text), text
@@ -46,12 +46,12 @@ def test_texts_reassemble(splitter: WordSplitter) -> None:
         ("well-known 3.5% a.b@c.org", ["well", "-", "known", "3", ".", "5", "%", "a", ".", "b", "@", "c", ".", "org"]),
         ("他研究自然语言处理。", ["他", "研究", "自然语言", "处理", "。"]),
         ("我来到北京清华大学", ["我", "来到", "北京", "清华大学"]),
-        # Not in the dictionary: found by the model of characters.
+        # Not in the dictionary: found by the character model.
         ("他来到了网易杭研大厦", ["他", "来到", "了", "网易", "杭研", "大厦"]),
         ("买T恤,看X光", ["买", "T恤", ",", "看", "X光"]),
         ("用Python3写C++语言", ["用", "Python3", "写", "C", "+", "+", "语言"]),
         ("2024年3.5万", ["2024", "年", "3", ".", "5", "万"]),
-        # The segmenter knows no accents; BERT's word is not torn.
+        # The segmenter does not support accents; BERT's word stays whole.
         ("café店café", ["café", "店", "café"]),
         ("東京タワー", ["東京", "タワー"]),
     ],
@@ -69,7 +69,7 @@ def test_dictionary(tmp_path: Path) -> None:
     assert WordSplitter(path).words(text) == WordSplitter(str(path)).words(text) == expected
     assert WordSplitter(path.read_text("utf-8-sig").split("\n")).words(text) == expected
     assert WordSplitter(path).words("He had covid-19.") == ["He", "had", "covid-19", "."]
-    # One splitter's dictionary is not another's.
+    # Splitters do not share their dictionaries.
     assert "石墨烯导热膜" not in WordSplitter().words(text)
 
 
@@ -92,8 +92,8 @@ HIGHEST = "expected a whole number from 1 to 1,000,000,000"
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("云计算 5 n x", "'x' is too much; expected a word, its frequency and its tag"),
-        ("云计算 n 5", "'5' is too much; expected a word, its frequency and its tag"),
+        ("云计算 5 n x", "unexpected 'x'; expected a word, its frequency and its tag"),
+        ("云计算 n 5", "unexpected '5'; expected a word, its frequency and its tag"),
         ("云计算 many5", f"'many5' is no frequency; {HIGHEST}"),
         ("云计算 -1", f"'-1' is no frequency; {HIGHEST}"),
         ("云计算 0", f"'0' is no frequency; {HIGHEST}"),
@@ -101,7 +101,7 @@ HIGHEST = "expected a whole number from 1 to 1,000,000,000"
         ("云计算 ３", f"'３' is no frequency; {HIGHEST}"),
         (
             "卡尔·马克思 3",
-            "'卡尔·马克思' can never be found, for texts are cut at its marks first; "
+            "'卡尔·马克思' can never be found, because texts are split at its punctuation first; "
             "expected ideographs, letters a to z, digits and +#&._%-",
         ),
     ],
@@ -134,7 +134,7 @@ def test_word_numbers() -> None:
     with pytest.raises(DataError) as error:
         word_indices([*offsets, (10, 12)], iter(spans))
     assert str(error.value) == (
-        "a token ends at character 12, after the last word; give the offsets and the words of the same text"
+        "a token ends at character 12, after the last word; pass the offsets and the words of the same text"
     )
 
 

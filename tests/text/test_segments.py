@@ -1,4 +1,4 @@
-"""Several texts in one sequence: segments, truncation, and what a folder says of them."""
+"""Several texts in one sequence: segments, truncation, and the folder's settings."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ def test_one_and_two_texts_are_what_they_always_were() -> None:
 
 
 def test_the_longest_texts_lose_their_ends() -> None:
-    """As if a token at a time were taken from the longest, and of equals from the last."""
+    """Tokens are removed one at a time from the longest text, or from the last of equally long ones."""
     for counts in itertools.product(range(5), repeat=3):
         texts = [" ".join([letter] * count) for letter, count in zip("abc", counts, strict=True)]
         for length in range(4, 15):
@@ -45,8 +45,12 @@ def test_the_longest_texts_lose_their_ends() -> None:
 @pytest.mark.parametrize(
     ("texts", "length", "message"),
     [
-        (["a"] * 3, None, "3 texts, but this model tells 1 to 2 apart; join some, or add segments with 'cloze extend"),
-        ([], None, "0 texts, but this model tells 1 to 2 apart"),
+        (
+            ["a"] * 3,
+            None,
+            "3 texts, but this model distinguishes 1 to 2; join some, or add segments with 'cloze extend",
+        ),
+        ([], None, "0 texts, but this model distinguishes 1 to 2"),
         ("a", None, "one text was given where a list of texts was expected; put it into a list"),
         (["a", "b"], 2, "max_length is 2; expected room for 3 special tokens"),
     ],

@@ -1,4 +1,4 @@
-"""Sentences: nothing lost but white space, and cut where a reader would, in English, Chinese and both."""
+"""Sentence splitting: lossless except for whitespace, with correct boundaries in English, Chinese and mixed text."""
 
 import random
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from cloze.text import sentence_spans, sentences, split_sentences
 from tests.text.generated import strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 
-# All that a rule looks at, in any order.
+# All characters that the rules use, in any order.
 ODD = "aB3 .!?。！？…”“\"'()（）[]\n\r，,;\x00\x85\ud800\u2028\u3000«»「」『』中文•■-`'"
 
 
 def check(text: str, language: str | None = None) -> list[tuple[int, int]]:
-    """Assert that the spans and the white space between them are the text."""
+    """Assert that the spans and the whitespace between them make up the text."""
     spans = list(sentence_spans(text, language))
     place = 0
     for start, end in spans:
@@ -119,7 +119,7 @@ def test_long_quotations_are_split_inside(quote: str) -> None:
     assert split_sentences(quote.format(" ".join(inside[:3]))) == [quote.format(" ".join(inside[:3]))]
     found = split_sentences(quote.format(" ".join(inside)))
     assert [sentence.strip('“”"「」（）') for sentence in found] == inside
-    # What was never closed does not take the rest of the text with it.
+    # An unclosed quotation does not include the rest of the text.
     assert len(split_sentences(quote[0] + " ".join(inside))) == len(inside)
 
 
@@ -140,7 +140,7 @@ def test_characters_that_the_engine_stumbles_over(text: str, capfd: pytest.Captu
 
 
 class PanicException(BaseException):
-    """What a panic in Rust is called in Python."""
+    """The name of a Rust panic in Python."""
 
 
 def _panics(language: str, text: str) -> list[str]:
@@ -204,5 +204,5 @@ def test_no_stretch_is_longer_than_the_limit(unit: str, monkeypatch: pytest.Monk
     text = unit * (200_000 // len(unit))
     check(text)
     assert max(seen, default=0) <= sentences._CHUNK
-    # Each character is read a few times at most: once in a stretch, in its quotation, and where stretches overlap.
+    # Each character is processed a few times at most: in a chunk, in its quotation, and where chunks overlap.
     assert sum(seen) < 5 * len(text)

@@ -1,4 +1,4 @@
-"""Special tokens come from the tokenizer, never from a text."""
+"""Special tokens come only from the tokenizer, never from a text."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Folders: what is read from where, what is refused, and that others read what we write."""
+"""Tokenizer folders: which files are read, what is rejected, and compatibility with other libraries."""
 
 import copy
 import json
@@ -26,14 +26,14 @@ def write(folder: Path, name: str, content: Any) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a vocabulary and nothing else."""
+    """A folder that contains only a vocabulary."""
     write_vocabulary(tmp_path / "vocab.txt", PIECES)
     return tmp_path
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> dict[str, Any]:
-    """The content of a good tokenizer.json."""
+    """The content of a valid tokenizer.json."""
     Tokenizer.from_vocabulary(PIECES, lowercase=True).save(tmp_path / "good")
     content: dict[str, Any] = json.loads((tmp_path / "good" / "tokenizer.json").read_text(encoding="utf-8"))
     return content
@@ -76,7 +76,7 @@ def test_the_engine_reads_our_file_itself(tmp_path: Path, uncased: Tokenizer) ->
 
 
 def test_published_folder(minilm: Tokenizer, minilm_folder: Path, tmp_path: Path) -> None:
-    """A truncation to 128 inside tokenizer.json gives way to sentence-transformers' 256."""
+    """The maximum length of sentence-transformers (256) overrides that of tokenizer.json (128)."""
     assert (minilm.max_length, minilm.lowercase) == (256, True)
     assert Tokenizer.from_folder(minilm_folder, positions=64).max_length == 64
     shutil.copy(minilm_folder / "vocab.txt", tmp_path)
@@ -101,7 +101,7 @@ def test_published_folder(minilm: Tokenizer, minilm_folder: Path, tmp_path: Path
         ({"model_max_length": 64}, {"max_seq_length": None}, None, 64),
     ],
 )
-def test_where_the_length_comes_from(
+def test_source_of_the_maximum_length(
     config: Any, sentence: Any, positions: int | None, expected: int, folder: Path
 ) -> None:
     for name, content in (("tokenizer_config.json", config), ("sentence_bert_config.json", sentence)):
@@ -110,7 +110,7 @@ def test_where_the_length_comes_from(
     assert Tokenizer.from_folder(folder, positions).max_length == expected
 
 
-def test_where_the_casing_comes_from(folder: Path, base: dict[str, Any]) -> None:
+def test_source_of_the_casing(folder: Path, base: dict[str, Any]) -> None:
     assert not Tokenizer.from_folder(folder).lowercase  # the vocabulary has capitals
     write_vocabulary(folder / "vocab.txt", [*SPECIAL, "the"])
     assert Tokenizer.from_folder(folder).lowercase
@@ -132,7 +132,7 @@ def test_word_length_of_the_file_is_honoured(folder: Path, base: dict[str, Any])
 
 
 def at(*keys: str, to: Any) -> Callable[[dict[str, Any]], None]:
-    """Return a change that sets one entry, or takes it out where ``to`` is ``...``."""
+    """Return a change that sets one entry, or removes it if ``to`` is ``...``."""
 
     def change(data: dict[str, Any]) -> None:
         for key in keys[:-1]:
@@ -270,7 +270,7 @@ def test_mutations_raise_nothing_else(folder: Path, base: dict[str, Any]) -> Non
 
 
 def test_defaults_of_old_files(folder: Path, base: dict[str, Any]) -> None:
-    """Files of the first years lack some keys; BertProcessing is the older template."""
+    """Early files that lack some keys, or have the older BertProcessing template, get the right defaults."""
     old = copy.deepcopy(base)
     for key in ("type", "max_input_chars_per_word", "continuing_subword_prefix"):
         del old["model"][key]

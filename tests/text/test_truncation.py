@@ -1,4 +1,4 @@
-"""Truncation is the original's, is never silent, and keeps endless texts from taking endless memory."""
+"""Truncation equals the original, is always reported, and uses bounded memory for endless texts."""
 
 import itertools
 import resource
@@ -20,7 +20,7 @@ def test_pairs_lose_the_longer_ones_end() -> None:
     assert a is not None
     assert b is not None
     for first, second, length in itertools.product(range(9), range(9), range(3, 14)):
-        if second == 0:  # a second text without tokens is left out with its [SEP]
+        if second == 0:  # a second text without tokens is omitted together with its [SEP]
             assert LETTERS("a " * first, "", max_length=length) == LETTERS("a " * first, max_length=length)
             continue
         kept = [a] * first, [b] * second
@@ -50,7 +50,7 @@ def test_no_room_for_special_tokens(pair: str | None, special: bool, length: int
 
 @pytest.mark.parametrize("seed", range(6))
 def test_windows_add_up(seed: int, uncased: Tokenizer, cased: Tokenizer) -> None:
-    """Cut into windows of any size, texts have the tokens that they have in one."""
+    """A text has the same tokens for any window size."""
     for text in strings(300, seed=100 + seed):
         for tokenizer in (uncased, cased):
             whole = tokenizer.encode_ids([text])[0]
@@ -68,7 +68,7 @@ def test_every_cut_is_one_of_the_engines(uncased: Tokenizer) -> None:
 
 @pytest.mark.parametrize("length", [16, 256, 512])
 @pytest.mark.parametrize("unit", [ENGLISH + " ", CHINESE, "a" * 300 + " ", " " * 999 + "é", "\u060c", "q\u0301\u0302 "])
-def test_long_texts_are_read_as_far_as_needed(unit: str, length: int, minilm: Tokenizer) -> None:
+def test_long_texts_are_processed_as_far_as_needed(unit: str, length: int, minilm: Tokenizer) -> None:
     text = unit * (200_000 // len(unit))
     encoding = minilm(text, special=False, max_length=length)
     full = minilm.encode_ids([text])[0]
@@ -112,7 +112,7 @@ def test_ten_megabytes(text: str, tokens: list[str], lost: bool, minilm: Tokeniz
     encoding = minilm(text, special=False, max_length=8)
     assert encoding.tokens == tokens
     assert (encoding.dropped > 0) == lost
-    # In kilobytes. Unguarded, the engine would take two million.
+    # In kilobytes. Without the limit, the native tokenizer would take two million.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 
 

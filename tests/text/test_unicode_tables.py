@@ -1,4 +1,4 @@
-"""Character by character: where the engine departs from the published code, and nowhere else."""
+"""The differences between the native tokenizer and the published code, checked for every character."""
 
 import unicodedata
 
@@ -9,12 +9,12 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tests.text import reference
 from tests.text.generated import RECLASSIFIED
 
-# The engine's table of ideographs starts extension E 256 characters late.
+# The native tokenizer's table of ideographs starts extension E 256 characters late.
 MISSED_IDEOGRAPHS = range(0x2B820, 0x2B920)
 
 
 def explanation(character: str) -> str | None:
-    """Say why the two may differ on a character; None where they must not."""
+    """Return why the two may differ on a character, or None if they must not."""
     if unicodedata.category(character) == "Co":
         return "private characters are dropped as controls, where the published code keeps them"
     if ord(character) in MISSED_IDEOGRAPHS:

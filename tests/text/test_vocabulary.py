@@ -1,4 +1,4 @@
-"""Vocabularies: read, written, and learned to the same bytes every time."""
+"""Vocabularies: read, written, and learned reproducibly, byte for byte."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def test_small_flaws_are_forgiven(content: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("\n".join([*SPECIAL, "a", "b", "a"]), "line 8: 'a' has the line 6 already"),
+        ("\n".join([*SPECIAL, "a", "b", "a"]), "line 8: 'a' already has the line 6"),
         ("\n".join([*SPECIAL, "a", "", "b"]), "line 7: '' is not a piece"),
         ("[PAD]\n[UNK]\n[CLS]\n[SEP]\na", r"\[MASK\] missing"),
         ("", r"\[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\] missing"),
@@ -71,13 +71,13 @@ def test_nothing_learned_is_unknown() -> None:
         pieces = learn_pieces([ENGLISH, MIXED], 2000, lowercase=lowercase, minimum_frequency=1)
         tokenizer = Tokenizer.from_vocabulary(pieces, lowercase=lowercase)
         assert tokenizer.unknown_id not in tokenizer.encode_ids([ENGLISH + MIXED])[0]
-        # Letters of the text in any new order are spelled as well.
+        # Letters of the text are known in any order.
         assert tokenizer.unknown_id not in tokenizer.encode_ids(["tneps gnihton eht"])[0]
 
 
 def test_rare_characters_and_ideographs_yield() -> None:
     text = "aaaa bbbb " * 50 + "中" * 60 + "国" * 40 + "é" + "文"
-    # Pairs of continued letters occur 100 times and more, 中 60 times, whole words 50 times.
+    # Pairs of continuation letters occur at least 100 times, 中 60 times, whole words 50 times.
     assert learn_pieces([text], 10, lowercase=False) == [*SPECIAL, "a", "b", "##a", "##b", "##aa"]
     assert "中" in learn_pieces([text], 12, lowercase=False)
     assert "aaaa" not in learn_pieces([text], 12, lowercase=False)
@@ -94,11 +94,11 @@ def test_no_text(texts: list[str]) -> None:
 
 
 def test_words_left_out_are_told() -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     class Listener(Silent):
         def say(self, message: str) -> None:
-            said.append(message)
+            messages.append(message)
 
     with SortedTables() as tables:
         tables.add(b"ab\t3\nabc\t2\nabd\t2\nb\t1\n")
@@ -107,9 +107,9 @@ def test_words_left_out_are_told() -> None:
         counts, 20, lowercase=True, words=[], minimum_frequency=1, first=SPECIAL, progress=Listener()
     )
     assert "##c" in pieces
-    assert said == [
+    assert messages == [
         "4 different words, 8 characters and 0 ideographs",
-        "pieces are learned from the 3 most frequent of them, down to a count of 2; the others are left out",
+        "pieces are learned from the 3 most frequent words, with counts of 2 or more; the others are ignored",
     ]
 
 
@@ -134,7 +134,7 @@ def test_layout_changes_places_and_nothing_else() -> None:
         learn_pieces([ENGLISH], 120, first=first_entries("published", None))
     tokenizer = Tokenizer.from_vocabulary(published, lowercase=True)
     assert (tokenizer.pad_id, tokenizer.unknown_id, tokenizer.cls_id, tokenizer.mask_id) == (0, 100, 101, 103)
-    # A text cannot name an entry that is not used.
+    # A text cannot produce an unused entry.
     assert "[unused3]" not in tokenizer("[unused3]").tokens
 
 
@@ -144,31 +144,31 @@ def test_too_small_a_size() -> None:
 
 
 def test_progress_is_reported() -> None:
-    heard: list[str] = []
+    messages: list[str] = []
 
     class Listener:
         def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
-            heard.append(f"{stage} {done} {total}")
+            messages.append(f"{stage} {done} {total}")
 
         def say(self, message: str) -> None:
-            heard.append(message)
+            messages.append(message)
 
     texts = [ENGLISH] * 2000
     learn_pieces(texts, 200, progress=Listener())
     bytes_read = len("\n".join(texts).encode()) + 1
-    counted = [line for line in heard if line.startswith("counting")]
+    counted = [line for line in messages if line.startswith("counting")]
     assert len(counted) > 1
     assert counted[-1] == f"counting words (bytes) {bytes_read} None"
-    assert "different words" in heard[len(counted)]
-    assert heard[-2].startswith("learning pieces 100 ")
-    # Whatever there was room for, the bar comes to its end.
-    assert heard[-1].startswith("learning pieces ")
-    assert heard[-1].split()[-1] == heard[-1].split()[-2]
-    heard.clear()
+    assert "different words" in messages[len(counted)]
+    assert messages[-2].startswith("learning pieces 100 ")
+    # Progress reaches the end, however many pieces were learned.
+    assert messages[-1].startswith("learning pieces ")
+    assert messages[-1].split()[-1] == messages[-1].split()[-2]
+    messages.clear()
     total = bytes_read + 100
     count_words(texts, lowercase=True, workers=1, total=total, progress=Listener())
-    assert heard[-1] == f"counting words (bytes) {total} {total}"
-    assert [line.split()[-2] for line in heard].count(str(total)) == 1
+    assert messages[-1] == f"counting words (bytes) {total} {total}"
+    assert [line.split()[-2] for line in messages].count(str(total)) == 1
 
 
 def test_odd_text_is_survived() -> None:

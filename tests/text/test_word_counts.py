@@ -1,4 +1,4 @@
-"""Words are counted exactly, in little memory, and alike by any number of processes."""
+"""Word counts are exact, use little memory, and do not depend on the number of processes."""
 
 import os
 import random
@@ -34,7 +34,7 @@ def _count(texts: Iterable[str], lowercase: bool = True, workers: int = 1) -> Wo
 
 
 def _plainly(texts: Iterable[str], lowercase: bool) -> Counter[str]:
-    """All words of all texts, straight from the engine."""
+    """Return all words of all texts, directly from the native tokenizer."""
     normalizer, splitter = BertNormalizer(lowercase=lowercase), BertPreTokenizer()
     normal = (normalizer.normalize_str(replace_surrogates(text)) for text in texts)
     return Counter(word for text in normal for word, _ in splitter.pre_tokenize_str(text))
@@ -42,7 +42,7 @@ def _plainly(texts: Iterable[str], lowercase: bool) -> Counter[str]:
 
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of a few words, so that a small text overflows all of them, several times over."""
+    """Limit tables to a few words, so that a small text overflows them several times."""
     monkeypatch.setattr(word_counts, "MOST_RUNS", 40)
     monkeypatch.setattr(word_counts, "MOST_WORDS", 30)
     monkeypatch.setattr(word_counts, "MOST_TABLES", 3)
@@ -97,7 +97,7 @@ def test_one_worker_is_no_process(tight: None, monkeypatch: pytest.MonkeyPatch) 
     started = list[object]()
     monkeypatch.setattr(counting, "WorkerPool", lambda *words: started.append(words))
     _count(TEXTS, workers=1)
-    _count([ENGLISH[:300]], workers=2)  # nor is a small text worth one
+    _count([ENGLISH[:300]], workers=2)  # nor for a small text
     assert started == []
 
 
@@ -107,7 +107,7 @@ def test_ideographs_do_not_fill_the_table() -> None:
     counter = WordCounter(lowercase=True)
     for _ in range(20):
         counter.add("。".join("".join(draw.choices(characters, k=20)) for _ in range(100)))
-    assert len(counter.runs) < 200  # 2,000 clauses, none of which recurs
+    assert len(counter.runs) < 200  # 2,000 clauses, none of which repeats
 
 
 def test_endless_line_comes_in_parts() -> None:
@@ -131,7 +131,7 @@ def test_long_words_do_not_fill_the_table(monkeypatch: pytest.MonkeyPatch) -> No
     ("most", "kept", "least"),
     [
         (7, "abcdefg", 1),
-        (6, "abcd", 2),  # of e, f and g none, rather than two
+        (6, "abcd", 2),  # e, f and g are left out together: there is space for only two of them
         (4, "abcd", 2),
         (3, "ab", 3),
         (2, "ab", 3),
@@ -148,19 +148,21 @@ def test_frequent_words_are_chosen(most: int, kept: str, least: int) -> None:
     assert (counts.words, counts.different, counts.too_long) == (24, 7, 5)
 
 
-def test_equals_are_parted_where_they_must_be() -> None:
+def test_ties_are_split_if_necessary() -> None:
     with SortedTables() as tables:
         tables.add(b"".join(b"%b\t1\n" % bytes([letter]) for letter in b"abcdefghij") + b"z\t2\n")
-        # All of the ten would be too many, and without them hardly any would be left: the first ones go in.
+        # All ten ties do not fit, but without them hardly any word would be left, so the first ones are taken.
         assert list(tables.choose(6)) == [*((letter, 1) for letter in "abcde"), ("z", 2)]
 
 
-def test_disk_without_room_is_told(tight: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported(tight: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    with pytest.raises(ClozeError, match=r"cannot be kept there .*\(No space left on device\); free some space or set"):
+    with pytest.raises(
+        ClozeError, match=r"cannot be written there .*\(No space left on device\); free some space or set"
+    ):
         _count(TEXTS)
 
 
@@ -171,7 +173,7 @@ def test_disk_without_room_is_told(tight: None, monkeypatch: pytest.MonkeyPatch)
         "import os; from multiprocessing.connection import Connection; Connection(0).recv_bytes(); os._exit(3)",
     ],
 )
-def test_dying_process_is_told(program: str, tight: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_dying_process_is_reported(program: str, tight: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(counting, "PROGRAM", program)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     processes = _watch(monkeypatch)
@@ -194,7 +196,7 @@ def test_processes_end_with_the_work(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     processes = _watch(monkeypatch)
     if interrupted:
-        # Python leaves the signal ignored where it was started so, as a shell does with what runs in the background.
+        # Python leaves the signal ignored if it was ignored at start-up, as shells do for background jobs.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         with pytest.raises(KeyboardInterrupt):
             _count(texts(), workers=2)
@@ -206,7 +208,7 @@ def test_processes_end_with_the_work(
 
 
 def _watch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The processes that are started from now on."""
+    """Record the processes that are started from now on."""
     started, start = list[Any](), subprocess.Popen
 
     def noted(*words: Any, **more: Any) -> Any:
@@ -229,7 +231,7 @@ print(len(learn_pieces(["some words of a text"] * 1000, 30, workers=2)))
 def test_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    # Whatever lies beside a script or in the folder it is called from is not in the processes' way.
+    # Modules in the script's folder or the working directory must not shadow those of the processes.
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "re.py").write_text("raise SystemExit('wrong module')", encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -14,7 +14,7 @@ from tests.train.made import make_bert
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """On models this small, threads spend their time waiting for one another."""
+    """Use one thread: with such small models, more threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -34,7 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def base(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a speck of a model with the heads of pre-training, as it is before any training."""
+    """The folder of a tiny untrained model with both pre-training heads."""
     folder = tmp_path_factory.mktemp("base") / "model"
     save_folder(ModelFolder(make_bert(data), Tokenizer.from_folder(data)), folder)
     return folder

@@ -1,4 +1,4 @@
-"""Small models, listeners and batch sources for trainings of seconds."""
+"""Small models, listeners and batch sources for training runs of seconds."""
 
 import hashlib
 import os
@@ -28,20 +28,20 @@ LOOP = LoopSettings(steps=12, learning_rate=1e-3, save_every=3, log_every=5, see
 
 
 class Listener:
-    """Remembers what was said."""
+    """A progress listener that stores messages."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
 
     def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
-        """Figures are in the run's metrics."""
+        """Ignore progress; the figures are in the run's metrics."""
 
     def say(self, message: str) -> None:
         self.said.append(message)
 
 
 class Disturbed:
-    """A source of batches that does something else before one of them."""
+    """A source of batches that calls a function before one of them."""
 
     def __init__(self, source: BatchSource, step: int, act: Callable[[], object]) -> None:
         self._source, self._step, self._act = source, step, act
@@ -54,7 +54,7 @@ class Disturbed:
 
 @contextmanager
 def interrupted_at(step: int) -> Iterator[None]:
-    """Within this, a fine-tuning is told to end (SIGINT) while it asks for the batch of a step."""
+    """Raise Interrupted within the block: SIGINT comes when the batch of a step is requested."""
     at = TaskBatches.at
 
     def disturbed(
@@ -70,13 +70,13 @@ def interrupted_at(step: int) -> Iterator[None]:
 
 
 def make_batches(data: Path, *, batch: int = 4, length: int = 24) -> LengthSchedule:
-    """The batches of a run without a second phase."""
+    """Return the batches of a run without a second phase."""
     settings = PretrainSettings(batch_size=batch, max_length=length)
     return LengthSchedule.open(data, Tokenizer.from_folder(data), settings, WordTables())
 
 
 def make_bert(data: Path, dropout: float = 0.1, seed: int = 2) -> Bert:
-    """A speck of a model, with both heads of pre-training."""
+    """Return a tiny model with both pre-training heads."""
     config = BertConfig(
         vocab_size=Tokenizer.from_folder(data).size,
         hidden_size=32,
@@ -91,7 +91,7 @@ def make_bert(data: Path, dropout: float = 0.1, seed: int = 2) -> Bert:
 
 
 def save_deep(base: Path, folder: Path) -> str:
-    """Save a model like ``base`` that reads 300 tokens, and return a text of about 180 tokens."""
+    """Save a model like ``base`` with 300 positions, and return a text of about 180 tokens."""
     contents = load_folder(base)
     heads: tuple[HeadName, ...] = ("mlm",)
     bert = Bert.fresh(replace(contents.model.config, positions=300), heads, seed=1)
@@ -100,7 +100,7 @@ def save_deep(base: Path, folder: Path) -> str:
 
 
 class Training:
-    """The loop on such a model; each call is what the same command would do once more."""
+    """The training loop on a tiny model; every call behaves like running the same command again."""
 
     def __init__(self, data: Path, folder: Path, settings: LoopSettings = LOOP, dropout: float = 0.1) -> None:
         self.data, self.folder, self.settings, self.dropout = data, folder, settings, dropout
@@ -117,13 +117,13 @@ class Training:
         return Run.open(self.folder, {"like": "this"})
 
     def losses(self) -> list[tuple[float, ...]]:
-        """Step, rate, loss, its parts and accuracies; not the speed, which is never the same."""
+        """Return step, learning rate, losses and accuracies, without the speed, which always differs."""
         names = ("step", "learning_rate", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
         return [tuple(row[name] for name in names) for row in self.run.metrics()]
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Of every bit of a module's state."""
+    """Return a digest of a module's full state."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(name.encode())

@@ -1,7 +1,7 @@
-"""The same training twice: by the product's own loop, and with a model and the loss of transformers.
+"""The same training run twice: with the product's own loop, and with a model and loss of transformers.
 
-One start without dropout, the same batches in the same order, fp32, AdamW without decay of biases and LayerNorm,
-clipping, a linear warm-up and a linear way back to zero.
+Both use the same start, no dropout, the same batches in the same order, fp32, AdamW without weight decay on biases and
+LayerNorm, gradient clipping, linear warm-up and linear decay to zero.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ STEPS, BATCH, RATE = 50, 8, 5e-4
 
 
 def start(base: Path, task: TaskLabels, folder: Path) -> ModelFolder:
-    """A model for a task, on disk for both."""
+    """Save a model for a task in a folder that both can load."""
     loaded = load_folder(base)
     labels = max(1, len(task.names))
     bert = with_heads(loaded.model, (head_of(task.kind),), labels=labels, keep=False, seed=1, dropout=0.0)
@@ -41,7 +41,7 @@ def check(
     their_loss: Callable[[Any, TaskBatch], Tensor],
     change: float = 0.02,
 ) -> None:
-    """Train both and hold every loss of one against that of the other; losses must change by so much."""
+    """Train both and compare their losses step by step; the loss must change by a minimum amount."""
     assert ours.task is not None
     settings = LoopSettings(steps=STEPS, learning_rate=RATE, warmup=0.1, log_every=1, save_every=1000)
     run = Run.open(out, {})
@@ -49,17 +49,17 @@ def check(
     found = [row["loss"] for row in run.metrics()]
     assert len(found) == STEPS
     assert found == pytest.approx(_train_theirs(theirs.train(), batches, their_loss), abs=1e-4)
-    assert max(found) - min(found) > change, "and something happens"
+    assert max(found) - min(found) > change, "and the loss changes"
 
 
 def inputs_of(batch: TaskBatch) -> dict[str, Tensor]:
-    """What transformers calls the inputs."""
+    """Return a batch as keyword arguments of a transformers model."""
     inputs = batch.inputs
     return {"input_ids": inputs.ids, "token_type_ids": inputs.segments, "attention_mask": inputs.real.long()}
 
 
 def labelled_loss(model: Any, batch: TaskBatch) -> Tensor:
-    """The loss of the models that take the targets as they are."""
+    """Return the loss of a transformers model that accepts the targets unchanged."""
     loss: Tensor = model(**inputs_of(batch), labels=batch.targets).loss
     return loss
 
@@ -86,6 +86,6 @@ def _train_theirs(model: Any, batches: TaskBatches, their_loss: Callable[[Any, T
 
 
 def _rate(step: int) -> float:
-    """Linear up over the first tenth, the first step included, and linear down to zero."""
+    """Return the rate: linear warm-up over the first tenth, then linear decay to zero."""
     warm = STEPS // 10
     return RATE * min(1.0, (step + 1) / warm) if step < warm else RATE * (STEPS - step) / (STEPS - warm)

@@ -1,4 +1,4 @@
-"""Loss curves: against the numbers of the day they were checked, and against ``transformers``."""
+"""Loss curves, compared with recorded values and with ``transformers``."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +14,8 @@ from cloze.train.settings import LoopSettings
 from tests.train.made import LOOP, Training, make_batches, make_bert
 
 EACH_STEP = replace(LOOP, log_every=1)
-# The losses of the first five steps, with dropout. Made by the test below, on the day that the curve without dropout
-# was found equal to that of transformers; to make them anew, print what it compares.
+# Losses of the first five steps with dropout, recorded by the test below after the curve without dropout was verified
+# against transformers. To record them again, print the compared values.
 GOLDEN = [5.71812, 5.69647, 5.69283, 5.63019, 5.6826]
 
 
@@ -26,14 +26,14 @@ def test_first_steps_are_the_golden_ones(data: Path, tmp_path: Path) -> None:
 
 
 def their_losses(folder: Path, batches: list[PretrainingBatch], settings: LoopSettings) -> list[float]:
-    """The same training, written with what transformers and PyTorch bring along."""
+    """Train in the same way with transformers and PyTorch only."""
     model = BertForPreTraining.from_pretrained(folder).train()
     plain = [parameter for name, parameter in model.named_parameters() if "bias" in name or "LayerNorm" in name]
     known = {id(parameter) for parameter in plain}
     others = [parameter for parameter in model.parameters() if id(parameter) not in known]
     groups = [{"params": others, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, eps=1e-8)
-    # One step of warm-up in ten, then a straight line to zero.
+    # Warm-up for one step in ten, then linear decay to zero.
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step == 0 else (10 - step) / 9)
     losses = []
     for batch in batches:
@@ -64,4 +64,4 @@ def test_ten_steps_are_those_of_transformers(data: Path, tmp_path: Path) -> None
     batches = make_batches(data)
     theirs = their_losses(tmp_path / "start", [batches.at(step) for step in range(10)], settings)
     assert ours == pytest.approx(theirs, abs=1e-4)
-    assert ours[-1] < ours[0] - 0.05  # not two models that both stand still
+    assert ours[-1] < ours[0] - 0.05  # make sure that both models learn

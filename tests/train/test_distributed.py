@@ -1,4 +1,4 @@
-"""Two processes on gloo against one: the same losses, the same weights, DDP and FSDP2, across resumes."""
+"""Two gloo processes give the losses and weights of one, with DDP and FSDP2, across resumptions."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from cloze.train.distributed import ProcessGroup
 
 SETTINGS = ("--preset", "tiny", "--batch", "4", "--length", "24", "--steps", "20", "--evaluate-every", "10")
 
-# In bfloat16 sums are rounded where they are parted.
+# bfloat16 rounding depends on how sums are split.
 EXACT = ("--threads", "1", "--precision", "fp32")
 
 
@@ -21,7 +21,7 @@ def command(data: Path, out: Path, *more: str) -> list[str]:
     return ["pretrain", str(data), "--out", str(out), *SETTINGS, "--save-every", "7", *EXACT, *more]
 
 
-def alone(data: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def run_alone(data: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "cloze", *command(data, out, *more)], capture_output=True, text=True)
 
 
@@ -45,25 +45,25 @@ def losses(out: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def one(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("one") / "run"
-    assert alone(data, out, "--dropout", "0").returncode == 0
+    assert run_alone(data, out, "--dropout", "0").returncode == 0
     return out
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_ranks_learn_what_one_learns(data: Path, tmp_path: Path, one: Path, parallel: str) -> None:
+def test_two_ranks_equal_one(data: Path, tmp_path: Path, one: Path, parallel: str) -> None:
     done = together(data, tmp_path / "run", "--dropout", "0", "--parallel", parallel)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("held_out_mlm_loss\t") == 1  # one of them speaks
+    assert done.stdout.count("held_out_mlm_loss\t") == 1  # only the main rank prints
     assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-6)
     ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (tmp_path / "run", one))
     assert ours.keys() == theirs.keys()
     assert all((ours[name] - theirs[name]).abs().max() < 1e-4 for name in ours)
 
 
-def test_layers_are_fetched_one_by_one_where_all_would_be_too_much(data: Path, tmp_path: Path, one: Path) -> None:
+def test_large_models_gather_one_layer_at_a_time(data: Path, tmp_path: Path, one: Path) -> None:
     program = tmp_path / "large.py"
     program.write_text(
-        # By the module, not by its main(): it knows how a process among several ends.
+        # Run the module instead of main(): it handles the shutdown of several processes.
         "import runpy\nimport cloze.train.distributed as distributed\n"
         "distributed._GATHER_AT_ONCE = 0\nrunpy.run_module('cloze', run_name='__main__')\n",
         encoding="utf-8",
@@ -119,22 +119,22 @@ os._exit(0)  # as cloze does: PyTorch's threads may abort a process that ends ot
 
 
 def test_parts_of_a_batch_are_the_batch(data: Path, tmp_path: Path, one: Path) -> None:
-    assert alone(data, tmp_path / "run", "--dropout", "0", "--accumulate", "2").returncode == 0
+    assert run_alone(data, tmp_path / "run", "--dropout", "0", "--accumulate", "2").returncode == 0
     assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-6)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_with_dropout_two_ranks_learn_what_one_learns_in_two_parts(data: Path, tmp_path: Path, parallel: str) -> None:
-    assert alone(data, tmp_path / "one", "--dropout", "0.1", "--accumulate", "2").returncode == 0
+def test_with_dropout_two_ranks_equal_one_with_two_parts(data: Path, tmp_path: Path, parallel: str) -> None:
+    assert run_alone(data, tmp_path / "one", "--dropout", "0.1", "--accumulate", "2").returncode == 0
     done = together(data, tmp_path / "two", "--dropout", "0.1", "--parallel", parallel)
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
 
 
-def test_a_run_may_go_on_with_another_number_of_processes(data: Path, tmp_path: Path, one: Path) -> None:
+def test_a_run_can_be_resumed_with_another_number_of_processes(data: Path, tmp_path: Path, one: Path) -> None:
     out = tmp_path / "run"
     stops = "import cloze.train.loop as loop, os, signal, sys\nfrom cloze.cli import main\n"
-    # A signal to itself at the end of a step: where it stops is known.
+    # Sends itself a signal at the end of a step, so that the stopping point is known.
     stops += "step = loop._Training._report\n"
     stops += "def report(self, done, seconds):\n    step(self, done, seconds)\n"
     stops += "    if done == {0}: os.kill(os.getpid(), signal.SIGTERM)\n"
@@ -154,7 +154,7 @@ def test_more_processes_than_rows_are_refused(data: Path, tmp_path: Path) -> Non
     )
 
 
-def test_one_alone_needs_nobody() -> None:
+def test_one_process_needs_no_group() -> None:
     group = ProcessGroup()
     assert group.is_main
     assert group.all_reduce([1.0, 2.0]) == [1.0, 2.0]

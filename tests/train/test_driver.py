@@ -1,4 +1,4 @@
-"""The order of the shared training driver, and early stopping."""
+"""The shared training driver and early stopping."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tests.train.made import Listener
 
 
 class StubModel:
-    """The one attribute of a model that the driver itself uses."""
+    """The only attribute of a model that the driver uses."""
 
     def __init__(self) -> None:
         self.bert = nn.Linear(1, 1).train()
@@ -74,7 +74,7 @@ def test_early_stopping_keeps_the_best_weights_and_stops_after_its_patience(tmp_
         nn.init.constant_(model.weight, float(step))
         stopping.update(score)
         run.log(step, dev_accuracy=score)
-        # Another object reads the same state from the run, as after a restart.
+        # A new object reads the same state from the run, as after a restart.
         stops.append(EarlyStopping(run, model, "accuracy", patience=2).should_stop())
     assert stops == [False, False, False, True]
     stopping.restore_best()

@@ -55,7 +55,7 @@ def test_a_row_that_is_still_wrong_is_learned_from_however_small_the_loss_has_be
 def test_bad_steps_are_told_and_a_row_of_them_is_the_end() -> None:
     guard = settled()
     told = guard.reject(41, "the loss is nan", 3e-4)
-    assert told == "step 42: the loss is nan; this batch was left out, the weights are as before"
+    assert told == "step 42: the loss is nan; batch skipped, weights unchanged"
     assert not guard.last_accepted
     guard.accept(3.0)
     assert guard.last_accepted

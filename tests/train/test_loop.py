@@ -24,7 +24,7 @@ from tests.train.made import LOOP, Disturbed, Listener, Training, fingerprint, m
 
 
 class CrashError(Exception):
-    """Stands for whatever ends a process."""
+    """Stands for any failure that ends a process."""
 
 
 def crash() -> None:
@@ -62,7 +62,7 @@ def test_signal_saves_and_stops(
 ) -> None:
     training = Training(data, tmp_path / "run")
     before = signal.getsignal(number)
-    with pytest.raises(Interrupted, match="stopped and saved at step 5; the same command goes on") as caught:
+    with pytest.raises(Interrupted, match="stopped and saved at step 5; run the same command to resume") as caught:
         training.go(Disturbed(training.source, 4, lambda: os.kill(os.getpid(), number)))
     assert caught.value.exit_code == code
     assert signal.getsignal(number) is before
@@ -80,22 +80,22 @@ def test_signal_between_the_parts_of_a_batch_leaves_the_step_undone(
     expected = fingerprint(whole.go()), whole.losses()
     done = interrupt_in_forward(forward, monkeypatch)
     training = Training(data, tmp_path / "run", settings)
-    with pytest.raises(Interrupted, match=f"stopped and saved at step {step}; the same command goes on"):
+    with pytest.raises(Interrupted, match=f"stopped and saved at step {step}; run the same command to resume"):
         training.go()
-    assert len(done) == forward  # none of the parts after it
+    assert len(done) == forward  # none of the later parts ran
     monkeypatch.undo()
     assert (fingerprint(training.go()), training.losses()) == expected
     assert training.listener.said == ([f"resuming at step {step}"] if step else [])
 
 
 class Pair(ProcessGroup):
-    """The first of two processes, whose other one has nothing to say."""
+    """The main rank of a process group of two, without a second process."""
 
     def __init__(self) -> None:
         super().__init__(0, 2)
 
     def barrier(self) -> None:
-        """For nobody."""
+        """Do nothing; there is no other process."""
 
     def all_reduce(self, values: Sequence[float]) -> list[float]:
         return list(values)
@@ -114,7 +114,7 @@ def test_in_a_team_a_step_is_done_to_its_end(data: Path, tmp_path: Path, monkeyp
 
 
 def interrupt_in_forward(number: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Have a signal come while the objective is asked for the n-th time; the list grows with every time."""
+    """Send SIGTERM in the n-th forward pass; return a list that grows with every pass."""
     forward, done = PretrainingObjective.forward, list[int]()
 
     def disturbed(
@@ -130,7 +130,7 @@ def interrupt_in_forward(number: int, monkeypatch: pytest.MonkeyPatch) -> list[i
 
 
 class Clock:
-    """Goes when it is told to."""
+    """A clock that only advances on request."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -147,7 +147,7 @@ class Clock:
     [
         (400.0, 0.0, 50, [3, 6, 9, 12]),
         (299.0, 0.0, 50, [4, 8, 12]),
-        (400.0, 5000.0, 50, [3, 6, 9, 12]),  # what a save itself takes does not make the next one due
+        (400.0, 5000.0, 50, [3, 6, 9, 12]),  # the duration of a save does not bring the next one forward
         (400.0, 0.0, 2, [2, 4, 6, 8, 10, 12]),
         (50.0, 0.0, 50, [12]),
     ],
@@ -180,7 +180,7 @@ def test_slow_steps_are_saved_by_the_clock(
 
 
 class Watching(Listener):
-    """Remembers how far it was."""
+    """A listener that records the progress."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ def test_with_every_checkpoint_damaged_nothing_is_begun_anew_unasked(
 
 
 class Poisoned(nn.Module):
-    """One weight, and a loss that is fine until a batch says otherwise."""
+    """A single weight with a finite loss, unless a batch makes it invalid."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ class Poisoned(nn.Module):
 
 @dataclass(frozen=True)
 class Number:
-    """A batch of one."""
+    """A batch with one number."""
 
     value: Tensor
     counts: Mapping[str, int] = field(default_factory=lambda: {"numbers": 1})
@@ -281,7 +281,7 @@ class Number:
 
 
 class Numbers:
-    """One number, and another for some of the steps."""
+    """Batches of one number, with another number at some steps."""
 
     def __init__(self, poison: float, steps: range) -> None:
         self.poison, self.steps = poison, steps
@@ -290,12 +290,12 @@ class Numbers:
         return Number(torch.tensor(self.poison if step in self.steps else 1.0))
 
 
-# The root of -2 is not a number; that of 0 is, but its slope is infinite.
+# The root of -2 is NaN; the root of 0 is finite, but its gradient is infinite.
 @pytest.mark.parametrize(("poison", "message"), [(-1.0, "the loss is nan"), (0.0, "the gradient's norm is (inf|nan)")])
 def test_nothing_that_is_not_finite_is_kept(tmp_path: Path, poison: float, message: str) -> None:
     run = Run.open(tmp_path / "run", {})
     settings = replace(LOOP, save_every=1, steps=30)
-    for _ in range(2):  # the same command ends the same way, from the same checkpoint
+    for _ in range(2):  # the same command ends in the same way, from the same checkpoint
         with pytest.raises(DataError, match=f"step 12: {message}, for the 5th time in a row; the last checkpoint is"):
             train(Poisoned(), Numbers(poison, range(7, 30)), settings, run, Listener())
         state = run.store.newest()
@@ -310,7 +310,7 @@ def test_a_bad_batch_costs_its_own_step_and_nothing_more(tmp_path: Path, poison:
     settings = replace(LOOP, save_every=1, steps=30, log_every=1, learning_rate=1e-6)
     train(objective, Numbers(poison, range(25, 27)), settings, run, listener)
     assert [line.partition(":")[0] for line in listener.said] == ["step 26", "step 27"]
-    assert all(line.endswith("this batch was left out, the weights are as before") for line in listener.said)
+    assert all(line.endswith("batch skipped, weights unchanged") for line in listener.said)
     assert float(objective.weight.detach()) == pytest.approx(2.0, abs=1e-3)
     assert run.metrics()[-1]["tokens_seen"] == 28
 
@@ -325,7 +325,7 @@ def test_evaluation_sees_the_model_at_rest_and_leaves_no_trace(
     def evaluate(pause: Callable[[], None]) -> dict[str, float]:
         pause()
         modes.append(objective.training)
-        torch.rand(3)  # it may draw random numbers without disturbing the training
+        torch.rand(3)  # evaluation may draw random numbers without affecting training
         return {"held_out_loss": float(len(modes))}
 
     train(objective, training.source, training.settings, training.run, training.listener, evaluate)
@@ -353,7 +353,7 @@ def test_signal_in_an_evaluation_leaves_it_for_the_next_time(
         train(objective, training.source, training.settings, training.run, training.listener, evaluate)
         return objective
 
-    with pytest.raises(Interrupted, match="stopped and saved at step 4; the same command goes on") as caught:
+    with pytest.raises(Interrupted, match="stopped and saved at step 4; run the same command to resume") as caught:
         go()
     assert caught.value.exit_code == 143
     objective = go()
@@ -376,7 +376,9 @@ def test_hours_end_a_run_properly(data: Path, tmp_path: Path) -> None:
 def test_measurements_that_cannot_be_written_are_told(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "run", {})
     (run.folder / "metrics.jsonl").mkdir()
-    message = r"metrics\.jsonl: cannot be written \(Is a directory\); free some space, and the same command goes on$"
+    message = (
+        r"metrics\.jsonl: cannot be written \(Is a directory\); free some space and run the same command to resume$"
+    )
     with pytest.raises(ClozeError, match=message):
         run.log(1, loss=2.0)
 
@@ -407,7 +409,7 @@ def test_a_run_killed_at_its_very_start_is_begun_again(tmp_path: Path) -> None:
     (tmp_path / "others").mkdir()
     for name in (f".run.json.{'0' * 16}.cloze-tmp", "run.json.tmp"):
         (tmp_path / "others" / name).touch()
-    with pytest.raises(ConfigError, match="exists and holds no run; choose another out"):
+    with pytest.raises(ConfigError, match="exists but is not a run; choose another out"):
         Run.open(tmp_path / "others", {}, fresh=True)
 
 
@@ -431,7 +433,7 @@ def test_a_stop_after_a_bad_batch_loses_nothing(tmp_path: Path) -> None:
     run, source = Run.open(tmp_path / "run", {}), Numbers(-1.0, range(7, 9))
     settings = replace(LOOP, save_every=50, steps=30)
     disturbed = Disturbed(source, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Interrupted, match="stopped and saved at step 8; the same command goes on"):
+    with pytest.raises(Interrupted, match="stopped and saved at step 8; run the same command to resume"):
         train(Poisoned(), disturbed, settings, run, Listener())
     state = run.store.newest()
     assert state is not None
@@ -458,7 +460,7 @@ def test_a_checkpoint_that_was_due_at_a_bad_batch_comes_after_it(tmp_path: Path)
 
 
 def test_a_resumed_training_computes_as_it_began(tmp_path: Path) -> None:
-    """What is faster is measured, and may be found otherwise the next time."""
+    """A resumed run uses the recorded precision and threads, although new timings could give other ones."""
     run = Run.open(tmp_path / "run", {})
     asked = []
 

@@ -23,14 +23,14 @@ print([step() for _ in range(4)][-1])
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc is what is spoken to")
+@pytest.mark.skipif(sys.platform != "linux", reason="requires glibc")
 def test_pages_are_made_once_or_every_time() -> None:
     counts = {}
     for function in ("keep_freed_memory", "return_freed_memory"):
         program = PROGRAM.format(function=function)
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         counts[function] = int(done.stdout)
-    # Pages may be large ones, so that how many there are is the system's to say.
+    # The system may use huge pages, so the exact number of page faults is unknown.
     assert 10 * counts["keep_freed_memory"] < counts["return_freed_memory"]
 
 
@@ -53,14 +53,14 @@ print(kept - resident())
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc is what is spoken to")
-def test_what_lies_idle_is_given_back() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="requires glibc")
+def test_idle_memory_is_returned() -> None:
     done = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, check=True)
-    assert 150 < int(done.stdout) < 250  # MB, of 200
+    assert 150 < int(done.stdout) < 250  # MB; the program used 200
 
 
-def given_back(resident: list[int]) -> list[int]:
-    """After which steps memory is given back, if this is what there is after each."""
+def steps_with_trimming(resident: list[int]) -> list[int]:
+    """Return the steps after which memory is returned, given the resident memory after each step."""
     found: list[int] = []
     steps = iter(enumerate(resident))
     now = 0
@@ -70,39 +70,39 @@ def given_back(resident: list[int]) -> list[int]:
         now, value = next(steps)
         return value
 
-    def give_back() -> bool:
+    def trim() -> bool:
         found.append(now)
         return True
 
-    idle = MemoryTrimmer(measure, give_back)
+    idle = MemoryTrimmer(measure, trim)
     for _ in resident:
         idle.after_step()
     return found
 
 
 def test_idle_memory_is_given_back_when_it_has_grown() -> None:
-    assert given_back([50, 100, 101, 102, 106, 90, 100, 102, 107, 100]) == [4, 8]
+    assert steps_with_trimming([50, 100, 101, 102, 106, 90, 100, 102, 107, 100]) == [4, 8]
 
 
 def test_a_step_that_takes_more_by_itself_is_no_idle_memory() -> None:
-    # After the first time a step alone takes 120, so that nothing is idle until it is well above that.
-    assert given_back([100, 100, 110, 120, 120, 122, 127]) == [2, 6]
+    # After the first return, a step is known to need 120, so memory is idle only well above that.
+    assert steps_with_trimming([100, 100, 110, 120, 120, 122, 127]) == [2, 6]
 
 
-def test_where_batches_differ_much_more_is_let_grow_until_it_is_seldom() -> None:
-    growing = [100, 110, 120, 130, 140] * 20  # every fifth step starts afresh
-    # 110 is too much at first; then 130, two steps later; from then on a step alone is known to take 140.
-    assert given_back([100, 100, *growing]) == [3, 5]
+def test_varying_batches_raise_the_limit_until_trimming_is_rare() -> None:
+    growing = [100, 110, 120, 130, 140] * 20  # every fifth step starts again from 100
+    # 110 exceeds the first limit, then 130 two steps later; after that, a step is known to need 140.
+    assert steps_with_trimming([100, 100, *growing]) == [3, 5]
 
 
-def test_nothing_is_given_back_where_the_system_does_not_tell() -> None:
-    assert given_back([0] * 6) == []
+def test_memory_is_not_returned_without_measurements() -> None:
+    assert steps_with_trimming([0] * 6) == []
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the system does not tell")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux reports the resident memory")
 def test_resident_memory_is_that_of_this_process() -> None:
     before = resident_memory()
-    # From the system itself: what this process has freed before would not count.
+    # Allocated directly from the system: memory that this process freed earlier would not count.
     with mmap.mmap(-1, 2**26) as block:
         for _ in range(64):
             block.write(b"x" * 2**20)

@@ -15,7 +15,7 @@ def test_epsilon_is_that_of_the_settings() -> None:
     assert make_optimizer(module, 1e-3, 0.01, epsilon=1e-6).defaults["eps"] == 1e-6
 
 
-def test_one_dimension_decays_not_and_frozen_ones_stay_out() -> None:
+def test_vectors_do_not_decay_and_frozen_parameters_are_left_out() -> None:
     module = make_module()
     module[3].weight.requires_grad_(False)  # type: ignore[index]
     decayed, others = make_optimizer(module, 1e-3, 0.01).param_groups
@@ -45,5 +45,5 @@ def test_state_survives_the_way_through_tensors() -> None:
     advance(restored, other, range(3, 6))
     for one, two in zip(module.parameters(), restored.parameters(), strict=True):
         assert torch.equal(one, two)
-    # Six steps each: had the two shared their moments, these would count nine.
+    # Six steps each; if both shared their moments, the counter would be nine.
     assert {int(tensor) for name, tensor in tensors.items() if name.endswith(".step")} == {6}

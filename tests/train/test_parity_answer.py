@@ -1,4 +1,4 @@
-"""Training to answer: the losses of transformers step by step, and something that is learned."""
+"""Question answering: losses equal to transformers step by step, and a task that is learned."""
 
 import json
 import random
@@ -25,7 +25,7 @@ OTHERS = [word for word in WORDS if word not in {"winter", "garden"}]
 
 
 def make_questions(count: int, seed: int = 0, none: float = 0.0, words: int = 12) -> list[Question]:
-    """The answer goes from "winter" to "garden", with a word between; in some contexts there are no such words."""
+    """The answer spans "winter" to "garden" with one word between; some contexts lack these words."""
     draw = random.Random(seed)
     rows = []
     for number in range(count):
@@ -58,7 +58,7 @@ def write(path: Path, rows: list[Question]) -> Path:
 def test_losses_are_those_of_transformers(base: Path, tmp_path: Path) -> None:
     ours = start(base, TaskLabels("answer"), tmp_path / "start")
     items = answer_items(Questions(make_questions(90, none=0.2, words=30)), ours.tokenizer.with_max_length(24), 5)
-    # Whole windows alone: transformers takes padding for a possible answer, and cloze does not.
+    # Use full windows only: transformers allows answers in the padding, cloze does not.
     items = [item for item in items if len(item.encodings[0].ids) == 24]
     assert sum(item.target == NOWHERE for item in items) > 10
     assert len(items) > 150, "contexts have several windows"
@@ -110,7 +110,7 @@ def test_answers_are_learned(learned: tuple[Path, Source]) -> None:
     assert task is not None
     assert task.kind == "answer"
     assert task.threshold is not None
-    assert "answers: a stretch of the text" in (run / "model" / "README.md").read_text("utf-8")
+    assert "answers: a span of the text" in (run / "model" / "README.md").read_text("utf-8")
     assert evaluate(run, source).metrics == scores_of(results)
 
 
@@ -129,7 +129,7 @@ def test_answers_that_are_trained_as_none_are_told(base: Path, tmp_path: Path) -
     listener = Listener()
     settings = FinetuneSettings(epochs=1, batch_size=8, max_length=20)
     run_finetuning(source, base, tmp_path / "run", settings=settings, progress=listener)
-    told = [one for one in listener.said if "no window of 20 tokens holds whole" in one]
+    told = [one for one in listener.said if "no window of 20 tokens contains" in one]
     assert [one.split(" have ")[0] for one in told] == ["1 of 13 training questions"]
 
 
@@ -140,7 +140,7 @@ def test_longest_answer_is_kept_with_the_model(base: Path, tmp_path: Path) -> No
     task = load_folder(run).task
     assert task is not None
     assert task.longest_answer == 2
-    # Words are tokens here.
+    # In this vocabulary every word is one token.
     assert {len(said.split()) for said in json.loads((run / "predictions.json").read_text("utf-8")).values()} <= {1, 2}
 
 

@@ -1,4 +1,4 @@
-"""Training to choose: the losses of transformers step by step, and something that is learned."""
+"""Multiple choice: losses equal to transformers step by step, and a task that is learned."""
 
 import json
 import random
@@ -20,7 +20,7 @@ from tests.train.parity import BATCH, check, inputs_of, start
 
 
 def make_choices(count: int, seed: int = 0, options: tuple[int, int] = (4, 4)) -> list[Choice]:
-    """The option that fits has a winter in it."""
+    """The correct option contains the word "winter"."""
     draw = random.Random(seed)
     others = [word for word in WORDS if word != "winter"]
     rows = []
@@ -44,7 +44,7 @@ def test_losses_are_those_of_transformers(base: Path, tmp_path: Path, options: t
 
 
 def their_loss(model: BertForMultipleChoice, batch: TaskBatch) -> torch.Tensor:
-    """It knows no rows of different numbers of options in one batch, and so has them one by one where they differ."""
+    """Return the loss, row by row if rows have different numbers of options, which transformers cannot batch."""
     tensors = inputs_of(batch)
     if len(set(batch.sizes)) == 1:
         shaped = {name: tensor.view(len(batch.sizes), batch.sizes[0], -1) for name, tensor in tensors.items()}

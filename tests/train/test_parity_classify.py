@@ -1,4 +1,4 @@
-"""The same training as transformers: from one start, on the same batches, without dropout, loss by loss."""
+"""Classification: losses equal to transformers, from one start, on the same batches, without dropout."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tagging as transformers trains it: from one start, on the same batches, loss by loss; and the task as a whole."""
+"""Tagging: losses equal to transformers, from one start, on the same batches; and the task as a whole."""
 
 import json
 import random
@@ -23,7 +23,7 @@ SETTINGS = FinetuneSettings(epochs=8, batch_size=8, max_length=24, learning_rate
 
 
 def make_columns(path: Path, count: int, seed: int = 0) -> Path:
-    """Sentences in which "winter" and whatever follows are a name, marked as in CoNLL."""
+    """Write sentences in which "winter" and the following word are a name, in CoNLL format."""
     draw = random.Random(seed)
     others = [word for word in WORDS if word != "winter"]
     lines: list[str] = []
@@ -36,7 +36,7 @@ def make_columns(path: Path, count: int, seed: int = 0) -> Path:
 
 
 def make_documents(path: Path, count: int, seed: int) -> Path:
-    """Documents of two sentences, of which the first alone tells the tag of the second."""
+    """Write documents of two sentences; only the first sentence determines the tag in the second."""
     firsts = random.Random(seed).choices(("winter", "garden"), k=count)
     documents = (f"-DOCSTART- O\n\n{word} O\n\nriver {'B-X' if word == 'winter' else 'O'}\n\n" for word in firsts)
     path.write_text("".join(documents), encoding="utf-8")
@@ -47,7 +47,7 @@ def test_losses_are_those_of_transformers(base: Path, tmp_path: Path) -> None:
     found = read_own_tags(Source("tag", make_columns(tmp_path / "rows.txt", 90)), "train", None)
     assert found.labels is not None
     ours = start(base, TaskLabels("tag", found.labels.names), tmp_path / "start")
-    tokenizer = ours.tokenizer.with_max_length(12)  # so that some sentences are read in windows
+    tokenizer = ours.tokenizer.with_max_length(12)  # so that some sentences need several windows
     items = tag_items(found.examples, tokenizer)  # type: ignore[arg-type]
     assert len(items) > 90
     batches = TaskBatches(items, BATCH, 0, tokenizer.pad_id, torch.device("cpu"), token_targets=True)
@@ -72,8 +72,8 @@ def test_names_are_learned(base: Path, tmp_path: Path) -> None:
     assert "answers: B-X, I-X, O" in (run / "model" / "README.md").read_text(encoding="utf-8")
 
 
-def test_context_is_read_where_it_is_asked_for(base: Path, tmp_path: Path) -> None:
-    """A tag that only the sentence before can tell: a chance without it, and learned with it."""
+def test_context_is_used_on_request(base: Path, tmp_path: Path) -> None:
+    """A tag that depends on the previous sentence is learned with context, and stays at chance without it."""
     paths = [make_documents(tmp_path / f"{seed}.txt", 120, seed) for seed in (0, 1)]
     source = Source("tag", paths[0], paths[1])
     scores = {}

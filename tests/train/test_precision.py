@@ -27,7 +27,7 @@ def losses(data: Path, out: Path, precision: PrecisionName) -> list[float]:
     return [row["loss"] for row in rows if "loss" in row]
 
 
-def test_bfloat16_learns_what_float32_does(data: Path, tmp_path: Path) -> None:
+def test_bfloat16_learns_like_float32(data: Path, tmp_path: Path) -> None:
     exact, rounded = (losses(data, tmp_path / name, name) for name in ("fp32", "bf16"))
     assert len(exact) >= 2
     assert rounded != exact

@@ -27,7 +27,7 @@ def test_an_evaluation_that_is_owed_is_not_counted_twice(tmp_path: Path) -> None
     assert run.metrics() == [{"step": 4, "loss": 2.0, "seconds": 1.0}]
 
 
-def test_of_a_changed_corpus_only_what_differs_is_told(tmp_path: Path) -> None:
+def test_only_differences_of_a_changed_corpus_are_reported(tmp_path: Path) -> None:
     texts = [[f"{number}.txt", "0123456789abcdef" * 4] for number in range(300)]
     recorded = {"steps": 3, "data": {"texts": texts, "seed": 0, "held_out": 0.01}}
     Run.open(tmp_path / "run", recorded)
@@ -55,7 +55,7 @@ def test_the_model_that_a_run_starts_from_is_not_deleted(tmp_path: Path) -> None
     assert not first.finished
 
 
-def test_a_run_that_is_trained_is_held_against_others(tmp_path: Path) -> None:
+def test_a_running_training_is_locked(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "run", {})
     busy = r"run: another process is training this; wait for it to end$"
     with run.store.held():
@@ -67,7 +67,7 @@ def test_a_run_that_is_trained_is_held_against_others(tmp_path: Path) -> None:
     assert Run.open(tmp_path / "run", {"steps": 3}).resume_note == ""
 
 
-def test_of_two_long_lists_the_first_difference_is_told(tmp_path: Path) -> None:
+def test_the_first_difference_of_two_long_lists_is_reported(tmp_path: Path) -> None:
     texts = [[f"{number}.txt", str(number) * 64] for number in range(5)]
     Run.open(tmp_path / "run", {"texts": texts})
     changed = [*texts[:3], ["3.txt", "f" * 64], texts[4]]
@@ -77,16 +77,14 @@ def test_of_two_long_lists_the_first_difference_is_told(tmp_path: Path) -> None:
         Run.open(tmp_path / "run", {"texts": changed})
 
 
-def test_what_older_runs_did_not_know_is_not_held_against_them(tmp_path: Path) -> None:
+def test_settings_unknown_to_older_runs_are_ignored(tmp_path: Path) -> None:
     Run.open(tmp_path / "run", {"steps": 3})
     Run.open(tmp_path / "run", {"steps": 3, "longest_answer": 30, "content": "abc"})
     with pytest.raises(ConfigError, match="stride was None and is now 64; choose another out"):
         Run.open(tmp_path / "run", {"steps": 3, "stride": 64})
 
 
-def test_a_finished_run_ends_well_though_its_disk_takes_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_succeeds_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.open(tmp_path / "run", {})
     (run.folder / BEST).write_bytes(b"weights")
 
@@ -101,7 +99,7 @@ def test_a_finished_run_ends_well_though_its_disk_takes_nothing_more(
     assert not (run.folder / BEST).exists()
 
 
-# Holds a run, as a process does that trains.
+# Holds the lock of a run, like a training process.
 HOLDER = """
 import sys
 from pathlib import Path
@@ -154,7 +152,7 @@ def test_runs_of_earlier_versions_resume_with_a_note(tmp_path: Path) -> None:
     ]
 
 
-def test_another_number_of_threads_is_told(tmp_path: Path) -> None:
+def test_another_number_of_threads_is_reported(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -169,7 +167,7 @@ def test_another_number_of_threads_is_told(tmp_path: Path) -> None:
 
 @pytest.fixture
 def fastest(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Two threads that nobody asked for; the numbers that trials will find to be the fastest."""
+    """Set two threads without a request; yield the list of thread numbers that trials report as fastest."""
     found: list[int] = []
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("cloze.threads.fastest_threads", lambda most, trial: found.pop(0))  # noqa: ARG005
@@ -202,7 +200,7 @@ def test_a_run_keeps_the_number_of_threads_that_was_fastest_at_its_start(tmp_pat
         assert (run.notes, torch.get_num_threads()) == ([], 1)
 
 
-def test_threads_that_the_user_asks_for_win(tmp_path: Path, fastest: list[int]) -> None:
+def test_requested_threads_take_precedence(tmp_path: Path, fastest: list[int]) -> None:
     request_threads(2)
     with Run.open(tmp_path / "run", {}) as run:
         assert (recorded_threads(run), torch.get_num_threads()) == (2, 2)

@@ -38,7 +38,7 @@ def test_finetuning_refuses_too_little(name: str, least: int) -> None:
 
 
 def test_what_would_be_passed_over_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"teacher_decay is 0\.9, but nothing is averaged; give mean_teacher too"):
+    with pytest.raises(ConfigError, match=r"teacher_decay is 0\.9, but there is no teacher; set mean_teacher too"):
         FinetuneSettings(teacher_decay=0.9)
     with pytest.raises(ConfigError, match="masking is entity; here it is token, word, ngram or span"):
         AdaptSettings(masking="entity")

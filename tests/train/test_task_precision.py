@@ -1,4 +1,4 @@
-"""Fine-tuning in bfloat16: which parts of it are, and which stay float32."""
+"""Fine-tuning in bfloat16: which parts use it, and which stay float32."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def rows(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def test_bfloat16_learns_what_float32_does(base: Path, source: Source, tmp_path: Path) -> None:
+def test_bfloat16_learns_like_float32(base: Path, source: Source, tmp_path: Path) -> None:
     runs = {
         name: run_finetuning(source, base, tmp_path / name, settings=replace(LEARNING, precision=name))
         for name in ("fp32", "bf16")
@@ -48,9 +48,9 @@ def test_bfloat16_learns_what_float32_does(base: Path, source: Source, tmp_path:
     assert {tensor.dtype for tensor in load_folder(runs["bf16"] / "model").model.state_dict().values()} == {
         torch.float32
     }
-    # What was told after the last epoch is what the saved model has.
-    told = [row["dev_accuracy"] for row in rows(runs["bf16"]) if "dev_accuracy" in row]
-    assert told[-1] == json.loads((runs["bf16"] / "eval_results.json").read_text("utf-8"))["accuracy"]
+    # The score after the last epoch is that of the saved model.
+    reported = [row["dev_accuracy"] for row in rows(runs["bf16"]) if "dev_accuracy" in row]
+    assert reported[-1] == json.loads((runs["bf16"] / "eval_results.json").read_text("utf-8"))["accuracy"]
 
 
 def test_layers_are_bfloat16_and_heads_and_scores_are_not(
@@ -75,15 +75,15 @@ def test_layers_are_bfloat16_and_heads_and_scores_are_not(
     assert seen == {"training": {True}, "scoring": {False}, "logits": {(torch.float32, False)}}
 
 
-def test_auto_is_what_is_faster_but_frozen_states_are_float32(
+def test_auto_is_the_faster_precision_but_frozen_states_are_float32(
     base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: True)
-    told = list[str]()
+    reported = list[str]()
     for number, settings in enumerate((FAST, replace(FAST, frozen="last"), replace(FAST, precision="fp32"))):
         run = run_finetuning(source, base, tmp_path / str(number), settings=settings)
-        told += re.findall("computed in (.*)", (run / "model" / "README.md").read_text(encoding="utf-8"))
-    assert told == ["bf16", "fp32", "fp32"]
+        reported += re.findall("computed in (.*)", (run / "model" / "README.md").read_text(encoding="utf-8"))
+    assert reported == ["bf16", "fp32", "fp32"]
     with pytest.raises(ConfigError, match=r"^precision is bf16, but frozen states are computed once, in fp32; leave"):
         FinetuneSettings(frozen="last", precision="bf16")
     with pytest.raises(ConfigError, match=r"^unknown precision 'fp8'; auto, fp32 or bf16 was expected$"):
@@ -108,9 +108,9 @@ def test_cosines_are_never_rounded() -> None:
         assert torch.equal(contrast(vectors[0], vectors[1], 0.05)[0], expected)
 
 
-def test_own_teacher_counts_the_same_in_any_company() -> None:
-    said, taught = torch.randn(2, 1, 2, 5, generator=torch.Generator().manual_seed(0))
-    alone = logits_distance(said, taught, torch.tensor([[1, 2]]), 2)
-    one, other = (functional.pad(answer, (0, 7), value=IMPOSSIBLE) for answer in (said, taught))
+def test_mean_teacher_loss_does_not_depend_on_the_batch() -> None:
+    student_logits, teacher_logits = torch.randn(2, 1, 2, 5, generator=torch.Generator().manual_seed(0))
+    alone = logits_distance(student_logits, teacher_logits, torch.tensor([[1, 2]]), 2)
+    one, other = (functional.pad(answer, (0, 7), value=IMPOSSIBLE) for answer in (student_logits, teacher_logits))
     assert torch.equal(logits_distance(one, other, torch.tensor([[1, 2]]), 2), alone)
     assert logits_distance(one, other, torch.tensor([[IGNORED, 2]]), 1).item() > 0

@@ -1,17 +1,21 @@
 """Weight files: read and write safetensors, read ``pytorch_model.bin``; neither can execute code.
 
-Tensors are copied into memory of the process. A mapped file would change under a running service when somebody
-overwrites it, and kill the process when somebody truncates it.
+Tensors are read into memory of the process. A mapped file, as safetensors' own reader uses it, would change under a
+running service when somebody overwrites it, and kill the process when somebody truncates it, even while it is loaded.
 """
 
+import json
+import math
+import os
 import pickle
 import stat
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -28,6 +32,20 @@ PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 # safetensors itself allows 100 MB; a header of BERT-large has 50 kB.
 HEADER_LIMIT = 2**20
+_METADATA = "__metadata__"
+_TYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+_MOST_DIMENSIONS = 16
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -76,31 +94,66 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def read_safetensors_with_metadata(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors and the metadata of a safetensors file."""
-    _check_header(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            # safetensors returns views of a mapping of the file; see the module docstring.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dictionary)
-            return tensors, file.metadata() or {}
-    except (SafetensorError, ValueError, OverflowError, RuntimeError) as error:
+        with path.open("rb") as file:
+            entries, metadata = _read_header(file, path)
+            tensors = {name: _read_tensor(file, name, entry) for name, entry in entries}
+            return dict(sorted(tensors.items())), metadata
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    # A damaged header may hold any JSON, and PyTorch raises RuntimeError for impossible sizes.
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
+        reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
-            f"{path}: not a whole safetensors file ({str(error)[:120]}); it may be truncated: fetch or save it again"
+            f"{path}: not a whole safetensors file ({reason[:120]}); it may be truncated: fetch or save it again"
         ) from error
 
 
-def _check_header(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-        size = path.stat().st_size
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+def _read_header(file: BinaryIO, path: Path) -> tuple[list[tuple[str, Any]], dict[str, str]]:
+    """Return the tensors' names and entries in the order of their bytes, which follow the header, and the metadata."""
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(HEADER_LIMIT, size - 8):
         raise CheckpointError(
             f"{path}: {size} bytes with a header of {length}; not a whole safetensors file: fetch or save it again"
         )
+    header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise TypeError("its header is not a JSON object")
+    metadata = {str(name): str(value) for name, value in (header.pop(_METADATA, None) or {}).items()}
+    entries = sorted(header.items(), key=lambda entry: _offsets(entry[1]))
+    end = 0
+    for name, entry in entries:
+        begin, entry_end = _offsets(entry)
+        if begin != end or entry_end < begin:
+            raise ValueError(f"{name} starts at byte {begin} of the tensors, not at {end}")
+        end = entry_end
+    if end != size - 8 - length:
+        raise ValueError(f"its tensors have {end} bytes, but {size - 8 - length} follow the header")
+    return entries, metadata
+
+
+def _offsets(entry: Mapping[str, Any]) -> tuple[int, int]:
+    begin, end = entry["data_offsets"]
+    if type(begin) is not int or type(end) is not int:
+        raise TypeError("data_offsets are no whole numbers")
+    return begin, end
+
+
+def _read_tensor(file: BinaryIO, name: str, entry: Mapping[str, Any]) -> Tensor:
+    """Read the tensor at the present position of the file."""
+    begin, end = _offsets(entry)
+    shape, dtype = entry["shape"], _TYPES[entry["dtype"]]
+    if len(shape) > _MOST_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"{name}: {str(shape)[:40]} is no shape")
+    if math.prod(shape) * dtype.itemsize != end - begin:
+        raise ValueError(f"{name}: {end - begin} bytes do not make {shape} of {entry['dtype']}")
+    content = torch.empty(end - begin, dtype=torch.uint8)
+    if file.readinto(content.numpy()) != end - begin:  # type: ignore[attr-defined]
+        raise ValueError(f"it ends within {name}")
+    return content.view(dtype).reshape(shape)
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:

@@ -1,12 +1,11 @@
 """The command line: the only package that reads argv, prints, or sets an exit code.
 
 Flags may also come from a file (``--config RUN.toml``) or a recipe (``--recipe NAME``); the command line takes
-precedence. Exit codes: 0 success; 2 an error of the user, one line on standard error; 130 and 143 interrupted, with the
-work saved; 141 nobody reads the output any more; 1 a bug in cloze, whose traceback ``--debug`` shows.
+precedence. Exit codes: 0 success; 2 an error of the user, reported in one line on standard error; 130 and 143
+interrupted, with the work saved; 141 the output pipe was closed; 1 a bug in cloze, whose traceback ``--debug`` shows.
 """
 
 import logging
-import os
 import select
 import sys
 import traceback
@@ -66,20 +65,20 @@ COMMANDS = {
     "answer": ("cloze.cli.prediction", "Find the answers to questions in texts."),
     "choose": ("cloze.cli.prediction", "Choose which of several options fits a text."),
     "serve": ("cloze.cli.serving", "Serve models over HTTP, with pages to try them in a browser."),
-    "inspect": ("cloze.cli.inspection", "Show the attention over a text, as a page in one file."),
-    "heads": ("cloze.cli.inspection", "Score every attention head for six patterns over a text."),
-    "quantize": ("cloze.cli.models", "Write int8 weights beside a model; compare size, speed and score."),
+    "inspect": ("cloze.cli.inspection", "Write a page that shows the attention over a text."),
+    "heads": ("cloze.cli.inspection", "Score every attention head for six patterns over a corpus."),
+    "quantize": ("cloze.cli.models", "Write int8 weights for a model; compare size, speed and score."),
     "export": ("cloze.cli.models", "Write a model as an ONNX graph."),
     "convert": ("cloze.cli.models", "Convert a TensorFlow or Hugging Face checkpoint to a model folder."),
-    "models": ("cloze.cli.models", "List the models at hand, what each is for and what it is not for."),
-    "doctor": ("cloze.cli.models", "Show versions, cores, threads and precision, ready to paste."),
+    "models": ("cloze.cli.models", "List the available models, with what each is and is not suited for."),
+    "doctor": ("cloze.cli.models", "Show versions, cores, threads and precision, for bug reports."),
 }
 HELP = ("--help", "-h")
-# As of a process that SIGPIPE ended.
+# The exit code of a process that was ended by SIGPIPE.
 CLOSED_PIPE = 141
 HELP_PAGES = Path(__file__).parent / "help"
 EVERYWHERE = "Every command also takes --config RUN.toml (its flags as a file) and --debug (tracebacks)."
-# Short names of flags, for commands that have no flag of that name themselves.
+# Short names of flags, for commands that have no other flag of that name.
 ALIASES = {
     "rate": "learning-rate",
     "batch": "batch-size",
@@ -89,23 +88,28 @@ ALIASES = {
     "adapt-length": "adapt-max-length",
 }
 
-# Commands that train or evaluate, and load more libraries than others.
+# Commands that train or evaluate, which load more libraries than others.
 _TRAINING = frozenset({"demo", "plan", "pretrain", "finetune", "distill", "adapt", "evaluate"})
-# Flags by which a command needs less memory.
+# Flags that reduce the memory a command needs.
 _SAVING_FLAGS = ("batch-size", "accumulate", "checkpointing", "max-length", "preset")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit."""
+    from cloze.cli.console import OutputError, guard_outputs
+
     words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        code = _dispatch(words)
-        sys.stdout.flush()  # here, not at the end of the interpreter, which reports a closed pipe as an error
-    except BrokenPipeError:
-        if not _reader_is_gone():
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = CLOSED_PIPE
+    with guard_outputs():
+        try:
+            code = _dispatch(words)
+            sys.stdout.flush()  # here, not at the end of the interpreter, which reports a closed pipe as an error
+        except OutputError as error:
+            _print_message(str(error))
+            code = 2
+        except BrokenPipeError:
+            if not _reader_is_gone():
+                raise
+            code = CLOSED_PIPE
     sys.exit(code)
 
 
@@ -116,16 +120,33 @@ def _dispatch(words: list[str]) -> int:
     elif words[0] == "--version":
         print(__version__)
     elif words[0] in COMMANDS and words[-1] in HELP:
-        # Help pages are stored as text, since the imports needed to render them are slow. scripts/make_help_pages.py
-        # writes them, and a test compares.
-        print(HELP_PAGES.joinpath(f"{words[0]}.txt").read_text(encoding="utf-8"), end="")
+        return _print_help(words[0], words[1:-1])
     else:
         return _run(words[0], words[1:], debug)
     return 0
 
 
+def _print_help(command: str, words: Sequence[str]) -> int:
+    """Print the help page of a command; for a task, if one is named, with the flags of that task alone.
+
+    Help pages are stored as text, since the imports needed to render them are slow. ``scripts/make_help_pages.py``
+    writes them, and a test compares.
+    """
+    from cloze.cli import task_help
+
+    if command not in task_help.COMMANDS or not words or words[0].startswith("-"):
+        print(HELP_PAGES.joinpath(f"{command}.txt").read_text(encoding="utf-8"), end="")
+        return 0
+    try:
+        print(task_help.page(command, words[0]), end="")
+    except ConfigError as error:
+        _print_message(str(error))
+        return 2
+    return 0
+
+
 def _reader_is_gone() -> bool:
-    """Return whether nobody reads standard output any more, as behind "| head"; other pipes break by mistake."""
+    """Return whether standard output is a pipe that was closed by its reader, as by "| head"."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), select.POLLOUT)
@@ -149,11 +170,10 @@ def overview() -> str:
 
 
 def _run(command: str, words: list[str], debug: bool) -> int:
-    from cloze.cli.console import protect_terminal
+    from cloze.cli.console import OutputError
     from cloze.locks import command_locks
     from cloze.threads import shorten_spinning
 
-    protect_terminal()
     shorten_spinning()
     flags: Collection[str] = ()
     try:
@@ -168,7 +188,7 @@ def _run(command: str, words: list[str], debug: bool) -> int:
         _print_message("interrupted")
         return 130
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _reader_is_gone():
+        if isinstance(error, OutputError) or (isinstance(error, BrokenPipeError) and _reader_is_gone()):
             raise
         return _report(error, command, words, flags, debug)
     return 0
@@ -178,7 +198,7 @@ def _report(error: Exception, command: str, words: Sequence[str], flags: Collect
     """Print one line about an error and return the exit code."""
     from cyclopts import CycloptsError
 
-    code = getattr(error, "exit_code", None)  # of Interrupted, whose module is not imported for this
+    code = getattr(error, "exit_code", None)  # an attribute of Interrupted, whose module is not imported here
     if code is not None:
         _print_message(str(error), "note")
         return int(code)
@@ -205,7 +225,7 @@ def build(command: str, config: Path | None = None) -> "App":
         version_flags=[],
         help_epilogue=EVERYWHERE,
         help_format="plaintext",
-        default_parameter=Parameter(negative=()),  # no --no-json beside every --json
+        default_parameter=Parameter(negative=()),  # no --no-json in addition to --json
         suppress_keyboard_interrupt=False,  # main reports it
     )
     app.config = (*([RunFile(config)] if config is not None else []), use_recipe)
@@ -215,9 +235,9 @@ def build(command: str, config: Path | None = None) -> "App":
 
 
 class RunFile:
-    """``--config RUN.toml``: values for the flags that the command line leaves out.
+    """``--config RUN.toml``: values for flags that are not given on the command line.
 
-    Cyclopts' own reader skips a key that is also the name of a command (``vocab``) and suggests no similar name.
+    The reader of cyclopts skips keys that are also names of commands (``vocab``) and does not suggest similar names.
     """
 
     def __init__(self, path: Path) -> None:
@@ -232,7 +252,7 @@ class RunFile:
             raise ConfigError(f"--config {path}: not a TOML file ({error})") from error
 
     def __call__(self, app: "App", commands: tuple[str, ...], arguments: "ArgumentCollection") -> None:  # noqa: ARG002
-        """Set the arguments that have no value yet."""
+        """Set the arguments that have no value yet from the file."""
         flags = _flags(arguments)
         for key, value in self._values.items():
             argument = flags.get(_full_name(key.replace("_", "-"), flags))
@@ -255,8 +275,8 @@ def use_recipe(app: "App", commands: tuple[str, ...], arguments: "ArgumentCollec
     for key, value in read_recipe(name).items():
         argument = flags.get(key.replace("_", "-"))
         if key == "ngrams" and other_masking:
-            continue  # the lengths of n-grams belong to the recipe's own masking
-        if argument is not None:  # audit has no flags for the shape of the model
+            continue  # the n-gram lengths belong to the masking of the recipe, which is not used
+        if argument is not None:  # audit has no flags for the architecture
             _fill(argument, key, value, f"recipe {name}")
 
 
@@ -293,13 +313,13 @@ def _fill(argument: "Argument", key: str, value: Any, source: str) -> None:
 
 
 def _format_error(error: Exception, command: str, words: Sequence[str], flags: Collection[str]) -> str:
-    """Return the error in one line; the parser's own message about a missing argument is misleading."""
+    """Return the error in one line, with a better message than the parser's for missing arguments."""
     from cyclopts import MissingArgumentError, UnknownOptionError
 
     if isinstance(error, UnknownOptionError):
         return _suggest_flag(error.token.keyword or "", flags) or _one_line(error)
     if isinstance(error, MissingArgumentError):
-        # What is missing may have been given under a wrong name.
+        # The missing argument may have been given under a wrong name.
         given = [word.partition("=")[0] for word in words if word.startswith("--")]
         suggested = [_suggest_flag(flag, flags) for flag in given if flag.removeprefix("--") not in flags]
         if first := next(filter(None, suggested), None):
@@ -314,7 +334,7 @@ def _format_error(error: Exception, command: str, words: Sequence[str], flags: C
 
 
 def _describe_no_memory(error: Exception, flags: Collection[str]) -> str:
-    """Return one line: what could not be allocated, what is left, and the flags of this command that need less."""
+    """Describe an out-of-memory error in one line: the failed allocation, the free memory, and flags that need less."""
     reason = _one_line(error).partition(" Exception raised from")[0][:200]
     available = available_memory()
     left = "" if available is None else f"; {format_bytes(available.size)} are left ({available.limit})"
@@ -324,7 +344,7 @@ def _describe_no_memory(error: Exception, flags: Collection[str]) -> str:
 
 
 def _suggest_flag(flag: str, flags: Collection[str]) -> str | None:
-    """Return the error about a flag that another library has; None if it is none of these."""
+    """Return the error for a flag of another library, with its name here; None for any other flag."""
     name = flag.removeprefix("--")
     if NAMES_ELSEWHERE.get(name.replace("-", "_")) == ("train",):
         return f"unknown option {flag}; the training file is the argument after the task: cloze finetune TASK FILE"
@@ -361,7 +381,7 @@ def _print_message(message: str, kind: str = "error") -> None:
 
 
 class _NoteHandler(logging.Handler):
-    """Prints the library's warnings as notes, each of them once."""
+    """Prints the library's warnings as notes, each only once."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,49 +1,59 @@
-"""Terminal output: progress bars (plain lines where there is no terminal), tables, JSON; and the machine options."""
+"""Terminal output: progress bars (plain lines without a terminal), tables and JSON; and the options for the device."""
 
 import json
+import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from cloze.errors import ClozeError
 from cloze.options import PrecisionName
 from cloze.progress import PlainLines, StageClock, format_figures
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
     from cloze.predict import Model
 
-# Characters of a text that a table shows on a terminal.
+# Number of characters of a text that a table shows on a terminal.
 SHOWN_CHARACTERS = 80
 
 
-# Control characters but tab and newline, and those that change the direction of text: on a terminal, a label or a text
-# could hide or forge lines with them, or set the window's title.
+# Control characters (except tab and newline) and characters that change the direction of text. On a terminal, a label
+# or a text could use them to hide or forge lines, or to set the window title.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def escape_controls(text: str) -> str:
-    r"""Return a text whose control characters are written as escapes, such as ``\x1b``."""
+    r"""Return a text with its control characters replaced by escapes, such as ``\x1b``."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-class TerminalStream:
-    """A terminal to which texts are written with their control characters escaped."""
+class OutputError(ClozeError):
+    """Standard output cannot be written, for example because the disk is full."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.rich_proxied_file = stream  # rich writes its colors to this one; its cells are escaped before
+
+class GuardedStream:
+    """A standard stream whose failed writes are no defect.
+
+    Those of standard output raise ``OutputError``. Messages on standard error are dropped: a training must not end
+    because its log cannot be written. A closed pipe remains a ``BrokenPipeError``.
+    """
+
+    def __init__(self, stream: TextIO, *, drops: bool) -> None:
+        self._stream, self._drops = stream, drops
 
     def write(self, text: str) -> int:
         """Write a text, and return its length."""
-        self._stream.write(escape_controls(text))
+        with self._guarded():
+            self._stream.write(text)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -51,16 +61,68 @@ class TerminalStream:
         for line in lines:
             self.write(line)
 
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with self._guarded():
+            self._stream.flush()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self._drops:
+                return
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise OutputError(
+                f"standard output cannot be written ({error.strerror}); free some space, or write elsewhere"
+            ) from error
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def protect_terminal() -> None:
-    """Escape control characters in all that is printed to a terminal: labels and texts may come from anybody."""
-    if sys.stdout.isatty():
-        sys.stdout = cast("TextIO", TerminalStream(sys.stdout))
-    if sys.stderr.isatty():
-        sys.stderr = cast("TextIO", TerminalStream(sys.stderr))
+class TerminalStream(GuardedStream):
+    """A terminal to which texts are written with their control characters escaped."""
+
+    def __init__(self, stream: TextIO, *, drops: bool) -> None:
+        super().__init__(stream, drops=drops)
+        self.rich_proxied_file = stream  # rich writes its colors to this one; its cells are escaped before
+
+    def write(self, text: str) -> int:
+        """Write a text, and return its length."""
+        super().write(escape_controls(text))
+        return len(text)
+
+
+@contextmanager
+def guard_outputs() -> Iterator[None]:
+    """Guard the standard streams, and escape control characters on terminals: texts may come from anybody."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _guard(sys.stdout, drops=False), _guard(sys.stderr, drops=True)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        for stream in filter(None, streams):
+            _flush_or_discard(stream)
+
+
+def _guard(stream: TextIO | None, *, drops: bool) -> TextIO:
+    if stream is None:  # closed by whoever started the command
+        stream = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (open to the end of the command)
+    kind = TerminalStream if stream.isatty() else GuardedStream
+    return cast("TextIO", kind(stream, drops=drops))
+
+
+def _flush_or_discard(stream: TextIO) -> None:
+    """Write what is buffered; if that fails, write it to the null device, or the interpreter would report it again."""
+    try:
+        stream.flush()
+    except OSError:
+        with suppress(OSError):  # a stream without a file, as in a notebook
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @dataclass
@@ -87,7 +149,7 @@ class Reporter:
             self._bar = None
 
     def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
-        """Show how far a stage is."""
+        """Show the progress of a stage."""
         if self._bar is None:
             self._lines.advance(stage, done, total, **figures)
             return
@@ -95,7 +157,7 @@ class Reporter:
             self._bar.remove_task(self._tasks.pop(stage))
         if stage not in self._tasks:
             self._tasks[stage] = self._bar.add_task(stage, total=total, figures="", left="")
-        # The bar's own estimate covers half a minute and is lost with a new total.
+        # The bar's own estimate covers only half a minute and is lost when the total changes.
         left = self._clock.seconds_left(stage, done, total)
         time_left = "" if left is None else f"{timedelta(seconds=round(left))} left"
         self._bar.update(
@@ -137,7 +199,7 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, default=str))
 
 
-def print_written(output: "Path", rows: int, json: bool, **counts: int) -> None:
+def print_written(output: Path, rows: int, json: bool, **counts: int) -> None:
     """Report an output file: its number of rows, and further counts."""
     if json:
         print_json({"file": str(output), "rows": rows, **counts})
@@ -164,14 +226,14 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: 
 
 
 def shorten(text: str) -> str:
-    """Return the start of a text, marked by an ellipsis where it was cut; the whole text where there is no terminal."""
+    """Return a text, shortened with an ellipsis on a terminal."""
     if len(text) <= SHOWN_CHARACTERS or not sys.stdout.isatty():
         return text
     return text[: SHOWN_CHARACTERS - 1] + "…"
 
 
 def format_figure(value: float | None, digits: int) -> str:
-    """Return a number for a table; a dash if there is none."""
+    """Format a number for a table; None becomes a dash."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
@@ -183,12 +245,12 @@ def _plain(cell: object) -> Any:
 
 @dataclass(frozen=True)
 class Machine:
-    """Device and threads. The text under a field is its help."""
+    """Device and threads. The docstring of a field is its flag's help."""
 
     device: str | None = None
-    """cpu, cuda or mps; by default, the best available."""
+    """Device: cpu, cuda or mps; by default, the best available."""
     threads: int | None = None
-    """Threads per operation; by default, at most one per core, and fewer while other processes use the cores."""
+    """Number of threads per operation; by default, at most one per core, and fewer while other processes run."""
 
     def use(self) -> str | None:
         """Set the threads and return the device."""
@@ -207,7 +269,7 @@ class InferenceMachine(Machine):
     """Device, threads and precision of a prediction."""
 
     precision: PrecisionName = "fp32"
-    """fp32 (same results as other libraries), bf16, int8 (CPUs), or auto: the fastest that is close enough."""
+    """Precision: fp32 (same results as other libraries), bf16, int8 (CPU only), or auto (fastest accurate enough)."""
 
     def load(self, model: str) -> "Model":
         """Load a model for prediction."""
@@ -217,7 +279,7 @@ class InferenceMachine(Machine):
 
 
 def print_scores(results: Mapping[str, Any]) -> None:
-    """Print scores with intervals and baselines, after a line that says so if the model is behind the baseline."""
+    """Print scores with intervals and baselines; if the model is worse than the baseline, a first line warns of it."""
     from cloze.tasks.reports import headline, label_table, score_table, summary_lines
 
     if (first := headline(results)) is not None:
@@ -228,7 +290,7 @@ def print_scores(results: Mapping[str, Any]) -> None:
         print_table(*labels)
 
 
-def print_results(run: "Path", json: bool) -> None:
+def print_results(run: Path, json: bool) -> None:
     """Print the results of a finished run."""
     from cloze.train.run import Run
 

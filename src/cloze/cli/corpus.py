@@ -23,7 +23,7 @@ from cloze.corpus.settings import (
 from cloze.errors import ClozeError, ConfigError
 from cloze.train.settings import PretrainSettings
 
-# Paragraphs at the start of the texts that are checked against the vocabulary.
+# Number of paragraphs at the start of the texts that are checked against the vocabulary.
 _SAMPLED_PARAGRAPHS = 1000
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def prepare(
     texts: Annotated[
         list[Path] | None,
-        Parameter(help="Text files, a blank line between documents; or JSONL or Parquet files, one document per row."),
+        Parameter(help="Text files with a blank line between documents; or JSONL or Parquet, one document per row."),
     ] = None,
     /,
     *,
@@ -50,10 +50,10 @@ def prepare(
     Re-running the same command resumes it.
 
     Args:
-        vocab: A folder with a vocabulary, a model or a run; cloze-mini is shipped.
+        vocab: A folder with a vocabulary, a model or a run; or the name of the shipped model, cloze-mini.
         out: The folder to write.
         verify: Only check a prepared folder against its recorded checksums.
-        fresh: Discard a corpus prepared here with other settings; an interrupted run of this command still resumes.
+        fresh: Discard a corpus that was prepared here with other settings; an interrupted run still resumes.
         json: Print JSON.
     """
     if verify is not None:
@@ -73,14 +73,14 @@ def prepare(
 
 
 def _report_unknown(texts: list[Path], vocab: Path, settings: PrepareSettings, reporter: Reporter) -> None:
-    """Warn before the work if the vocabulary does not fit the first paragraphs of the texts."""
+    """Warn at the start if the vocabulary does not fit the first paragraphs of the texts."""
     from cloze.corpus.documents import read_paragraphs
     from cloze.text import Tokenizer
     from cloze.text.oov.coverage import unknown_note
     from cloze.text.tokenizer_files import find_vocabulary
 
     files = [path for path in texts if path.is_file()]  # a pipe can be read only once
-    with suppress(ClozeError):  # which the preparation itself reports
+    with suppress(ClozeError):  # the preparation itself will report it
         sample = list(islice(read_paragraphs(files, settings.text, skip_bad_rows=True), _SAMPLED_PARAGRAPHS))
         note = unknown_note(Tokenizer.from_folder(find_vocabulary(vocab)), sample)
         if note is not None:
@@ -116,7 +116,7 @@ def _verify(folder: Path, json: bool) -> None:
     if json:
         print_json({"folder": str(folder), "bytes": size})
     else:
-        print(f"{folder}: {size:,} bytes are as they were written")
+        print(f"{folder}: {size:,} bytes verified, unchanged")
 
 
 EXAMPLES, MASKS, PRETRAINING = ExampleSettings(), MaskSettings(), PretrainSettings()
@@ -129,7 +129,7 @@ def audit(
     objective: Objective = EXAMPLES.objective,
     max_length: int = EXAMPLES.max_length,
     masking: Masking = MASKS.masking,
-    recipe: str | None = None,  # noqa: ARG001 (its values were set by use_recipe)
+    recipe: str | None = None,  # noqa: ARG001 (use_recipe has set its values)
     mask_rate: float = MASKS.rate,
     mask_mix: tuple[float, float, float] = MASKS.mix,
     ngrams: tuple[float, float, float, float] = PRETRAINING.ngrams,
@@ -143,22 +143,22 @@ def audit(
 ) -> None:
     """Build pre-training examples without training, and check them against the settings.
 
-    Shares are shown with 95 % confidence bounds. The exit code is 1 if a check is NOT OK.
+    Fractions have 95 % confidence intervals. The exit code is 1 if a check is NOT OK.
 
     Args:
-        objective: nsp (next sentence), sop (sentence order) or none (whole sentences).
-        max_length: Tokens per sequence.
-        masking: token, word, ngram, span, entity or correction.
+        objective: nsp (next sentence), sop (sentence order), relation, copy or none (full sentences).
+        max_length: Maximum sequence length in tokens.
+        masking: Unit of masking: token, word, ngram, span, entity or correction.
         recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.
-        mask_rate: Share of tokens that are selected.
-        mask_mix: Of those, the shares masked, replaced and kept.
-        ngrams: For n-gram and correction masking: shares of one, two, three and four words.
-        entities: A file of entities, one per line, for --masking entity.
-        similar: A file of similar words for --masking correction; by default, learned from the corpus.
-        static: Number of fixed variants of examples and masks, instead of new ones in every epoch.
-        batch_size: Sequences per step.
+        mask_rate: Fraction of the tokens that are selected for prediction.
+        mask_mix: Fractions of the selected tokens that are masked, replaced at random and left unchanged.
+        ngrams: For n-gram and correction masking: shares of one to four words.
+        entities: For entity masking: a file with one entity per line.
+        similar: For correction masking: a file of similar words; by default, learned from the corpus.
+        static: Static masking: number of fixed variants of examples and masks; 0: new ones in every epoch.
+        batch_size: Batch size: sequences per optimizer step.
         tokens: Number of tokens to check.
-        seed: Random seed.
+        seed: Random seed of examples and masks.
         json: Print JSON.
     """
     from cloze.corpus.audit import audit as measure
@@ -195,7 +195,7 @@ def _print(audited: "Audit", title: str) -> None:
         (check.name, _number(check.measured), _bounds(check), _number(check.expected), _verdict(check))
         for check in audited.checks
     ]
-    print_table(("", "measured", "95 % bounds", "expected", ""), rows, title=title)
+    print_table(("", "measured", "95 % interval", "expected", ""), rows, title=title)
     print(
         f"{audited.sequences:,} sequences, {audited.tokens:,} tokens: "
         + ("ok" if audited.ok else f"NOT OK: {', '.join(check.name for check in audited.checks if check.ok is False)}")

@@ -30,7 +30,7 @@ class Correct(TextPrediction["Corrected"]):
     settings: CorrectionSettings = SETTINGS
 
     def predictor(self, model: "Model") -> "Callable[[Inputs], Sequence[Corrected]]":
-        """Return a function that corrects one part; the corrector is created once, since that takes time."""
+        """Return a function that corrects one part; the corrector is created only once, since that takes time."""
         from cloze.predict.corrector import Corrector
         from cloze.predict.preprocessing import require_head
 
@@ -51,7 +51,7 @@ class Correct(TextPrediction["Corrected"]):
         return correction_row(result)
 
     def to_json(self, part: Inputs, results: "Sequence[Corrected]") -> Iterable[Row]:  # noqa: ARG002
-        """Return the same rows as for a file, without its columns."""
+        """Return the same rows as for a file, without the columns of the input."""
         return map(correction_row, results)
 
     def counts(self, results: "Sequence[Corrected]") -> Mapping[str, int]:
@@ -59,7 +59,7 @@ class Correct(TextPrediction["Corrected"]):
         return {"corrected": sum(bool(result.corrections) for result in results)}
 
     def identity(self, model: "Model") -> dict[str, Any]:
-        """Return the settings that apply to this model; files may have changed under the same name."""
+        """Return the settings for this model, with hashes of files, which may change under the same name."""
         settings = asdict(self.settings.completed(model.correcting))
         for name in ("similar", "protect"):
             settings[name] = None if settings[name] is None else file_identity(settings[name])

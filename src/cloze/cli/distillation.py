@@ -17,8 +17,8 @@ HERE = Machine()
 
 
 def distill(
-    task: Annotated[str, Parameter(help="The teacher's task: classify, tag, ...; or cola, sst-2, mrpc, sts-b, ...")],
-    data: Annotated[Path, Parameter(help="The task's rows, as for finetune.")],
+    task: Annotated[str, Parameter(help="The task of the teacher, such as classify, tag or sst-2.")],
+    data: Annotated[Path, Parameter(help="The rows of the task, as for finetune.")],
     /,
     *,
     model: str,
@@ -37,7 +37,7 @@ def distill(
         model: The teacher: a fine-tuned model folder or run, or a hub name.
         out: The folder of the run.
         dev: Rows to evaluate on; by default, a tenth of the training rows is held out.
-        unlabelled: More texts for the teacher to label: one text per line, or a table with the same columns.
+        unlabelled: Further texts, labelled by the teacher: one text per line, or a table with the same columns.
         fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
     """
@@ -66,12 +66,12 @@ def distill(
 
 
 def print_difference(report: dict[str, Any]) -> None:
-    """Print whether the student is level with the teacher; reports of version 0.1 do not tell."""
+    """Print whether the student is on par with the teacher; reports of version 0.1 do not contain this."""
     from cloze.tasks.comparisons import read_difference
 
     difference = read_difference(report.get("difference", {}))
     if difference is not None:
-        level = "" if difference.reliable else "; level with the teacher"
+        level = "" if difference.reliable else "; on par with the teacher"
         print(f"student against teacher, {report['metric']}: {difference.in_points('difference')}{level}")
 
 
@@ -114,14 +114,14 @@ def adapt(
     machine: Annotated[Machine, Parameter(name="*")] = HERE,
     json: bool = False,
 ) -> None:
-    """Continue pre-training on domain text and task text, then fine-tune; keep what gains more than noise.
+    """Continue pre-training on domain and task text, then fine-tune; keep the stages with a significant gain.
 
     Args:
-        domain: Text of the domain: plain, with a blank line between documents; or JSONL or Parquet with a column text.
+        domain: Domain text: text files with a blank line between documents, or JSONL or Parquet with a column text.
         model: The model folder or run to start from, or a hub name.
         out: The folder of the run. Re-running the same command resumes it.
         dev: Rows to evaluate on; by default, a tenth of the training rows is held out.
-        test: For your own files: more rows that must not occur in the text, with or without labels.
+        test: For your own files: further rows that must not occur in the domain text, with or without labels.
         fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
     """
@@ -151,23 +151,23 @@ def adapt(
 
 
 def print_starts(folder: Path, results: dict[str, Any]) -> None:
-    """Print what each start gained over the direct one, and which model is kept and why."""
+    """Print the gain of each start over the direct one, and which model is kept and why."""
     table = [
         (name, f"{row['mean']:.4f} ± {row['deviation']:.4f}", *_gain(row), len(row["failed"]))
         for name, row in results["starts"].items()
     ]
     print_table(("start", results["metric"], "gain", "95 % interval", "", "failed"), table)
-    # Runs that version 0.1 finished kept the best mean.
+    # Runs of version 0.1 kept the model with the best mean.
     print(results.get("reason", "the model with the best mean is kept"))
     print(f"{folder}: the model of {results.get('kept', results['best'])}")
 
 
 def _gain(row: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the gain of a start over the direct one, its interval, and whether it is within noise."""
+    """Return the gain of a start over the direct one, its interval, and whether it is significant."""
     from cloze.tasks.comparisons import read_difference
 
     difference = read_difference(row)
     if difference is None:
-        gain = row.get("gain", row.get("brought"))  # of version 0.1
+        gain = row.get("gain", row.get("brought"))  # "brought" in version 0.1
         return ("" if gain is None else f"{gain:+.4f}", "", "")
     return f"{difference.value:+.4f}", f"{difference.low:+.4f} to {difference.high:+.4f}", difference.verdict

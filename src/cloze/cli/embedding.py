@@ -1,4 +1,4 @@
-"""``cloze embed``: vectors of texts or words; whitening; a report that compares ways to embed."""
+"""``cloze embed``: vectors of texts or words, whitening, and a report that compares embedding methods."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -31,16 +31,16 @@ class EmbedOptions(PredictionOptions):
 
 @dataclass(frozen=True)
 class Analysis:
-    """What ``cloze embed`` does other than embedding texts: whitening a model, or a report."""
+    """The other tasks of ``cloze embed`` besides embedding texts: whitening a model, or a report."""
 
     whiten: Path | None = None
     """A file with one text per line to fit whitening on; the model is written to --out, or used by --report."""
     dimensions: int | None = None
-    """Dimensions that whitening keeps; all by default."""
+    """With --whiten: number of dimensions to keep; by default, all."""
     out: Path | None = None
     """The folder for the whitened model."""
     report: bool = False
-    """Compare ways to embed, with advice: on texts, or on --input pairs with scores (--pair and --label)."""
+    """Compare poolings, layers and whitening on texts, or on --input pairs with scores (--pair and --label)."""
     label: str = "label"
     """For --report: the column with the scores."""
 
@@ -136,11 +136,11 @@ def embed(
 
     Args:
         text: The column with the texts.
-        pair: The column with second texts, if there are any; with texts as arguments, the second text itself.
-        pooling: cls, mean, max, mean_max, mean_words or pooler; by default, as the model folder says.
-        layer: The layer to pool: 0 is the embeddings, -1 the last; several, separated by commas, are averaged.
-        long_texts: Texts beyond the model's length: cut, head-tail, or windows, whose vectors are averaged.
-        word: Embed this word in each text, instead of the text.
+        pair: The column with the second texts of pairs; with texts as arguments, the second text itself.
+        pooling: cls, mean, max, mean_max, mean_words or pooler; by default, the model's own.
+        layer: The layer to pool: 0 for the embeddings, -1 for the last; several, separated by commas, are averaged.
+        long_texts: Truncate long texts (cut), keep both ends (head-tail), or average over windows (windows).
+        word: Embed this word in the context of each text, instead of the whole text.
     """
     read_layers(layer)
     command = Embed(text, pair, pooling, layer, long_texts, word)
@@ -157,7 +157,7 @@ def embed(
 
 
 def _check_flags(command: Embed, analysis: Analysis, texts: Sequence[str] | None, options: EmbedOptions) -> None:
-    """Refuse flags that would have no effect."""
+    """Reject flags that would have no effect."""
     if options.output is not None:
         check_file(options.output, VECTOR_FILES)
     columns = {"text", "pair"} if options.input is not None else set()
@@ -205,13 +205,13 @@ def _whiten(model: "Model", analysis: Analysis, pooling: str | None, json: bool)
 
 
 def _report(analysis: Analysis, command: Embed, texts: Sequence[str] | None, options: EmbedOptions) -> None:
-    """Compare ways to embed on texts, or on pairs with scores."""
+    """Compare embedding methods on texts, or on pairs with scores."""
     from cloze.predict.embeddings.comparison import report_embeddings
 
     firsts, seconds, scores = _read_report_texts(analysis, command, texts, options.input)
     fit_on = [] if analysis.whiten is None else gather_texts(None, analysis.whiten).texts
     report = report_embeddings(options.load(), firsts, seconds, scores, fit_on)
-    rows = [way.row() for way in report.ways]
+    rows = [method.row() for method in report.methods]
     if options.json:
         print_json({"ways": rows, "advice": report.advice})
         return

@@ -65,7 +65,7 @@ def _print_cells(cells: list[dict[str, Any]], results: dict[str, Any]) -> None:
         level, others = len(grid["within_noise"]), grid["settings"] - 1
         print(f"{level} of the other {others} settings are within noise of the best, {grid['best']}")
     if any(cell.get("interval") is None and cell["failed"] != "diverged" for cell in cells):
-        print("runs without an interval have kept no scores of rows, as those of version 0.1")
+        print("runs without an interval have no scores per row, such as those of version 0.1")
     spread = f"{results['mean']:.4f} ± {results['deviation']:.4f} over {results['runs']} runs"
     print(f"{metric}: {spread}, {results['least']:.4f} to {results['most']:.4f}; failed: {len(results['failed'])}")
     if results.get("interval") is not None:
@@ -73,7 +73,7 @@ def _print_cells(cells: list[dict[str, Any]], results: dict[str, Any]) -> None:
 
 
 def _note(cell: dict[str, Any], grid: dict[str, Any] | None) -> str:
-    """Return why a cell failed, or how it stands to the best of the grid."""
+    """Return why a cell failed, or how it compares with the best of the grid."""
     if cell["failed"]:
         return f"failed: {cell['failed']}"
     if grid is None or cell["part"] != "grid":
@@ -82,7 +82,7 @@ def _note(cell: dict[str, Any], grid: dict[str, Any] | None) -> str:
 
 
 def _describe_mean(results: dict[str, Any]) -> str:
-    """Return the mean with its interval: over rows and seeds, rows alone (one seed), or folds."""
+    """Describe the mean with its interval: over rows and seeds, only rows (one seed), or folds."""
     alone = results["interval_over_runs"]
     seeds = f"; over seeds alone {_ends(alone)}" if results["interval_of"] == "rows and seeds" else ""
     mean = f"{results['metric']}: mean {results['mean']:.4f}"
@@ -90,13 +90,13 @@ def _describe_mean(results: dict[str, Any]) -> str:
 
 
 def _ends(interval: list[float] | None) -> str:
-    """Return an interval as text; empty for runs that version 0.1 finished, which have none."""
+    """Return an interval as text; runs of version 0.1 have none."""
     return "" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
 
 
 @dataclass(frozen=True)
 class FinetuneFlags(FinetuneSettings):
-    """The settings of fine-tuning as flags: the one that is on by default can be turned off."""
+    """The settings of fine-tuning as flags; the baseline, which is on by default, can be turned off."""
 
     baseline: Annotated[bool, Parameter(negative="--no-baseline")] = FinetuneSettings.baseline
 
@@ -105,8 +105,8 @@ Place = Annotated[Machine, Parameter(name="*")]
 HERE = Machine()
 ROWS = RowSettings()
 TASKS = (
-    "classify, multilabel, regress, tag, answer or choose for your own files; or a published task: mrpc, sst-2, "
-    "squad, squad2, swag, conll, tnews, c3, ..."
+    "classify, multilabel, regress, tag, answer or choose for your own files; a published task such as mrpc, sst-2, "
+    "squad, squad2, swag, conll, tnews or c3"
 )
 BLANKS = MlmEvaluationSettings()
 
@@ -114,7 +114,7 @@ BLANKS = MlmEvaluationSettings()
 def finetune(
     task: Annotated[
         str,
-        Parameter(help=f"similarity, correction, or glue or clue for all of it; else {TASKS}"),
+        Parameter(help=f"{TASKS}; similarity or correction; or glue or clue for all tasks of a suite."),
     ],
     data: Annotated[Path, Parameter(help="A file of your own, or the folder of a published task.")],
     /,
@@ -133,12 +133,14 @@ def finetune(
 ) -> None:
     """Fine-tune a model on a task. Re-running the same command resumes it.
 
+    'cloze finetune TASK --help' lists only the flags of that task.
+
     Args:
         model: The model folder or run to start from, or a hub name.
         out: The folder of the run.
         dev: Rows to evaluate on; by default, a tenth of the training rows is held out.
         fresh: Start over, discarding the contents of the run's folder.
-        no_few: Fine-tune without comparing it with a head on sentence vectors, however few the rows are.
+        no_few: For classify, multilabel and regress: do not try a linear head on sentence vectors, even with few rows.
         json: Print JSON.
     """
     check_folder(out)
@@ -175,10 +177,10 @@ def _choose(task: str, search_settings: SearchSettings, similarity: SimilaritySe
 
 def evaluate(
     task: Annotated[
-        str, Parameter(help=f"mlm for any text; correction for mistakes; similarity for vectors; else {TASKS}")
+        str, Parameter(help=f"{TASKS}; correction, similarity (vectors), or mlm (masked words of any text).")
     ],
     data: Annotated[
-        list[Path], Parameter(help="Text files for mlm; else a file of your own, or the folder of a published task.")
+        list[Path], Parameter(help="A file of your own, or the folder of a published task; text files for mlm.")
     ],
     /,
     *,
@@ -192,13 +194,15 @@ def evaluate(
     machine: Place = HERE,
     json: bool = False,
 ) -> None:
-    """Evaluate a fine-tuned model with the official metrics; with mlm, any model's loss on masked words of a text.
+    """Evaluate a fine-tuned model with the official metrics; with mlm, the loss of any model on masked words.
+
+    'cloze evaluate TASK --help' lists only the flags of that task.
 
     Args:
         model: The fine-tuned model folder or run.
         out: A folder for eval_results.json and predictions.tsv.
-        split: The split of a published task: dev, dev_mismatched, test; for GLUE's test, --out gets the predictions.
-        longest_answer: For answer: maximum tokens of an answer; by default, as the model was fine-tuned, or 30.
+        split: For published tasks: dev, dev_mismatched or test; predictions for GLUE's test rows are written to --out.
+        longest_answer: For answer: maximum answer length in tokens; by default, as the model was fine-tuned, or 30.
         json: Print JSON.
     """
     from cloze.predict import evaluate as run
@@ -234,7 +238,7 @@ def _print_evaluation(evaluation: "Evaluation", out: Path | None, json: bool) ->
 
 
 def _check_flags(task: str, split: str, blanks: MlmEvaluationSettings, correction: CorrectionSettings) -> None:
-    """Refuse flags that have no effect on this task."""
+    """Reject flags that have no effect on this task."""
     for owner, settings in (("mlm", blanks), (CORRECTION_NAME, correction)):
         for field in fields(settings) if task != owner else ():
             if (value := getattr(settings, field.name)) != field.default:
@@ -245,7 +249,7 @@ def _check_flags(task: str, split: str, blanks: MlmEvaluationSettings, correctio
 
 
 def _check_longest(task: str, longest: int | None) -> None:
-    """Refuse a length of answers for tasks without answers."""
+    """Reject a maximum answer length for other tasks than answering."""
     from cloze.tasks.registry import find_task
 
     if longest is not None and (

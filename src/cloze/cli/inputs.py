@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-# Rows that are read, predicted and written at a time: enough to fill batches with texts of similar length.
+# Rows that are read, predicted and written at once: enough to fill batches with texts of similar length.
 PART_ROWS = 4096
-# The column with the texts, unless --text names another.
+# The default of --text: the column with the texts.
 TEXT_COLUMN = "text"
-# Of the bundled ones, those that int8 and float32 are compared on.
+# Number of bundled paragraphs that int8 and float32 are compared on.
 _PARAGRAPHS = 200
 
-Texts = Annotated[list[str] | None, Parameter(help="Texts; if there are none, the lines of standard input.")]
+Texts = Annotated[list[str] | None, Parameter(help="Texts; by default, the lines of standard input.")]
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a first pass over an input file found: the number of rows, all columns, and their types for Parquet."""
+    """The result of a first pass over an input file: the number of rows, all columns, and their types for Parquet."""
 
     rows: int
     columns: tuple[str, ...]
@@ -37,7 +37,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Texts, optional second texts, and the columns of the rows they came from."""
+    """Texts, optional second texts, and the columns of their rows."""
 
     texts: list[str]
     pairs: list[str] | None = None
@@ -45,12 +45,12 @@ class Inputs:
 
     @property
     def kept(self) -> list[Mapping[str, object]]:
-        """Return what is written beside each prediction: the columns of the file, or else the text."""
+        """Return the columns to write beside each prediction: those of the file, or else the text."""
         return self.fields or [{"text": text} for text in self.texts]
 
 
 def bundled_paragraphs() -> list[str]:
-    """Return the bundled paragraphs that int8 and float32 are compared on."""
+    """Return bundled paragraphs for comparing int8 with float32."""
     from cloze.demo.flow import DATA
 
     return gather_texts(None, DATA / "authors_dev.tsv").texts[:_PARAGRAPHS]
@@ -59,7 +59,7 @@ def bundled_paragraphs() -> list[str]:
 def gather_texts(
     texts: Sequence[str] | None, path: Path | None, *, text: str = TEXT_COLUMN, pair: str | None = None
 ) -> Inputs:
-    """Return the texts given as arguments, or else those of the file, or else the lines of standard input."""
+    """Return the texts from the arguments, or else from the file, or else from standard input."""
     given = read_arguments(texts, path)
     if given is not None:
         return given
@@ -68,7 +68,7 @@ def gather_texts(
 
 
 def read_arguments(texts: Sequence[str] | None, path: Path | None) -> Inputs | None:
-    """Return the texts given as arguments, or else the lines of standard input; None if a file was named instead."""
+    """Return the texts from the arguments, or else from standard input; None if there is a file to read."""
     if texts and path is not None:
         raise ConfigError("texts were given both as arguments and by --input; use one of the two")
     if texts:
@@ -77,7 +77,7 @@ def read_arguments(texts: Sequence[str] | None, path: Path | None) -> Inputs | N
 
 
 def with_pair(arguments: Inputs | None, pair: str | None) -> Inputs | None:
-    """Add the second text to the one text given as an argument; with a file, ``pair`` is a column."""
+    """Add the second text to the single text given as an argument; with a file, ``pair`` is a column instead."""
     if arguments is None or pair is None:
         return arguments
     if len(arguments.texts) != 1:
@@ -108,7 +108,7 @@ def read_parts(path: Path, rows: int, *, text: str = TEXT_COLUMN, pair: str | No
 
 
 def split_parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Split an iterable into lists of ``size`` items; the last may be shorter."""
+    """Split an iterable into lists of ``size`` items; the last list may be shorter."""
     rest = iter(items)
     while part := list(islice(rest, size)):
         yield part

@@ -25,16 +25,17 @@ def heads(
     json: bool = False,
     machine: Annotated[Machine, Parameter(name="*")] = HERE,
 ) -> None:
-    """Score every attention head for six patterns over a corpus, each against its null hypothesis.
+    """Score every attention head for six patterns over a corpus, each against its null distribution.
 
-    The patterns: the next token, the previous token, the same or related tokens, tokens of the other sentence, tokens
-    that predict a token, separators; and in addition attention to the token itself, and broad attention.
+    The patterns are attention to the next token, the previous token, the same or related tokens, such tokens of the
+    other sentence, tokens that predict a token, and separators. Attention to the token itself and broad attention are
+    reported as well.
 
     Args:
         model: A model folder, or a hub name.
-        out: Where to write heads.json, heads.png and heads.svg.
+        out: The folder for heads.json, heads.png and heads.svg.
         related: A file of related words, one group per line, in addition to words with similar vectors.
-        json: Print what heads.json holds.
+        json: Print the contents of heads.json.
     """
     from cloze.corpus.documents import read_documents
     from cloze.inspect.relations import read_related
@@ -43,7 +44,7 @@ def heads(
     from cloze.predict import load
     from cloze.tasks.tables import is_table
 
-    for path in filter(is_table, texts):  # its lines would be read as text
+    for path in filter(is_table, texts):  # whose lines would be treated as text
         raise ConfigError(f"{path}: is a table; plain text was expected, with a blank line between documents")
     check_folder(out)
     groups = None if related is None else read_related(related)
@@ -55,7 +56,7 @@ def heads(
         print_json(survey_json(survey, model))
         return
     print_table(HEADER, table_rows(survey), title=f"{model}: {survey.sequences:,} sequences, {survey.tokens:,} tokens")
-    print_table(("label", "clearest in", "for example"), example_lines(survey))
+    print_table(("label", "strongest in", "example"), example_lines(survey))
     print("\n".join([*summary_lines(survey), f"{out}: heads.json, heads.png, heads.svg"]))
 
 
@@ -70,17 +71,17 @@ def inspect(
     json: bool = False,
     machine: Annotated[Machine, Parameter(name="*")] = HERE,
 ) -> None:
-    """Write a page that shows the attention over a text or a pair of texts: one file, usable offline.
+    """Write a page that shows the attention over a text or a pair of texts, as one file that works offline.
 
-    It shows every word's attention, head by head; the weights as a matrix; all heads by their pattern; and the nearest
-    words to each word, layer by layer. If the model has a masked-word head, it also shows what each layer predicts;
-    [MASK] in a text is a blank.
+    It shows the attention of every word, head by head; the weights as a matrix; all heads with their patterns; and the
+    nearest neighbours of each word, layer by layer. If the model has a masked-word head, it also shows the predictions
+    of each layer; [MASK] in a text is a blank.
 
     Args:
-        first: A text; by default, an example pair.
-        second: A second text, for the attention between the two.
+        first: The text; by default, an example pair of texts.
+        second: The second text of a pair, to show the attention between the two.
         model: A model folder, or a hub name.
-        out: Where to write the page, such as page.html.
+        out: The file to write, such as page.html.
         heads: The heads.json that 'cloze heads' wrote for this model, to colour the heads by pattern.
         json: Print JSON.
     """
@@ -97,5 +98,5 @@ def inspect(
     if json:
         print_json({"page": str(out), "bytes": size, "tokens": tokens, "cut": cut})
     else:
-        rest = f" ({cut} more are beyond the model's length and were cut)" if cut else ""
+        rest = f" ({cut} more exceed the maximum length and were truncated)" if cut else ""
         print(f"{out}: {tokens} tokens{rest}, {size / 1e6:.1f} MB; open it in a browser")

@@ -1,11 +1,11 @@
 """The driver of the prediction commands (fill, score, follows, classify, tag, answer, choose, embed, correct).
 
-A command describes itself by a subclass of ``Prediction``: a frozen dataclass whose fields are its settings, with
-methods to read inputs, predict a part of them, and show or write the results. ``run_prediction`` does the rest: it
-predicts the arguments or a whole file at once for the terminal, or a file in parts into another (``resumable``).
+A command is a subclass of ``Prediction``: a frozen dataclass whose fields are its settings, with methods to read
+inputs, predict a part of them, and show or write the results. ``run_prediction`` does the rest: it predicts the
+arguments or a whole file at once for the terminal, or processes a file in parts into another file (see ``resumable``).
 
-Since the settings are fields of the object that predicts, each of them applies to arguments and files alike, and each
-is part of the identity of a resumable job.
+Since the settings are fields of this object, all of them apply to arguments and files alike, and all are part of the
+identity of a resumable job.
 """
 
 from abc import ABC, abstractmethod
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-# Rows per part of a slow command: an interruption loses at most one part.
+# Rows per part of a slow command. An interruption loses at most one part.
 SLOW_PART_ROWS = 256
 
 
 @dataclass(frozen=True)
 class PredictionOptions:
-    """Options that all prediction commands share. The text under a field is its help."""
+    """Options that all prediction commands share. The docstring of a field is its flag's help."""
 
     model: str = SHIPPED_MODEL
-    """A model folder or run with the head that this command needs, or a hub name."""
+    """A model folder or run that has the required head, or a hub name."""
     input: Path | None = None
-    """A file: one text per line, or CSV, TSV, JSONL or Parquet, whose columns are kept in the output."""
+    """A file with one text per line, or a CSV, TSV, JSONL or Parquet file, whose columns are copied to the output."""
     output: Path | None = None
-    """Where to write the rows: .jsonl, .csv or .tsv. Re-running an interrupted command resumes it."""
+    """The file to write: .jsonl, .csv or .tsv. Re-running an interrupted command resumes it."""
     fresh: bool = False
     """Start over instead of resuming an interrupted command."""
     json: bool = False
@@ -61,7 +61,7 @@ class TableOptions(PredictionOptions):
     """Options of the commands whose file has several columns per row."""
 
     input: Path | None = None
-    """A CSV, TSV, JSONL or Parquet file; its columns are kept in the output."""
+    """A CSV, TSV, JSONL or Parquet file, whose columns are copied to the output."""
 
 
 # The shared options as parameters of a command, with their defaults.
@@ -71,7 +71,7 @@ OPTIONS, TABLE_OPTIONS = PredictionOptions(), TableOptions()
 
 
 class Part(Protocol):
-    """Some of the inputs: one item per row."""
+    """A part of the inputs, with one item per row."""
 
     @property
     def texts(self) -> Sequence[object]:
@@ -91,7 +91,7 @@ class Prediction(ABC, Generic[PartT, ResultT]):
     """A prediction command: its settings (the fields of the subclass) and its steps (the methods)."""
 
     output_formats: ClassVar[tuple[str, ...]] = ROW_FILES
-    # Settings that name columns of --input. Without --input they have no effect, and are refused.
+    # Settings that name columns of --input. Without --input, they would have no effect and are rejected.
     column_settings: ClassVar[tuple[str, ...]] = ("text",)
     slow: ClassVar[bool] = False  # whether the model runs many times per row
 
@@ -113,10 +113,10 @@ class Prediction(ABC, Generic[PartT, ResultT]):
 
     @abstractmethod
     def print_table(self, model: "Model", part: PartT, results: Sequence[ResultT]) -> None:
-        """Print results for people."""
+        """Print results as a table."""
 
     def to_json(self, part: PartT, results: Sequence[ResultT]) -> Iterable[Row]:
-        """Return what ``--json`` prints, one object per line."""
+        """Return the objects that ``--json`` prints, one per line."""
         return beside(self.kept(part), [self.to_row(result) for result in results])
 
     def kept(self, part: PartT) -> Sequence[Mapping[str, object]]:
@@ -128,7 +128,7 @@ class Prediction(ABC, Generic[PartT, ResultT]):
         return partial(self.predict, model)
 
     def can_read_in_parts(self, path: Path) -> bool:  # noqa: ARG002 (for subclasses)
-        """Return whether ``read_parts`` can read this file; else it is read whole."""
+        """Return whether ``read_parts`` supports this file; otherwise it is read as a whole."""
         return True
 
     def write(self, path: Path, part: PartT, results: Sequence[ResultT], survey: Survey | None = None) -> None:
@@ -146,11 +146,11 @@ class Prediction(ABC, Generic[PartT, ResultT]):
         join_parts(parts, path)
 
     def counts(self, results: Sequence[ResultT]) -> Mapping[str, int]:  # noqa: ARG002 (for subclasses)
-        """Return figures to report when an output was written."""
+        """Return counts to report after writing an output."""
         return {}
 
     def combine_counts(self, counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-        """Combine the figures of several parts."""
+        """Combine the counts of several parts."""
         total = Counter[str]()
         for part_counts in counts:
             total.update(part_counts)
@@ -161,13 +161,13 @@ class Prediction(ABC, Generic[PartT, ResultT]):
         print_written(output, rows, json, **counts)
 
     def identity(self, model: "Model") -> dict[str, Any]:  # noqa: ARG002 (for subclasses)
-        """Return the settings as recorded for resuming: a job with other settings is another job."""
+        """Return the settings that must be equal for a job to be resumed."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)
 class TextPrediction(Prediction[Inputs, ResultT]):
-    """A prediction about texts, or pairs of texts, read by column name."""
+    """A prediction for texts or pairs of texts, read by column name."""
 
     column_settings: ClassVar[tuple[str, ...]] = ("text", "pair")
 
@@ -193,8 +193,8 @@ def run_prediction(command: Prediction[PartT, ResultT], arguments: PartT | None,
 
     Args:
         command: The command with its settings.
-        arguments: The inputs given on the command line or by standard input; None to read ``options.input``.
-        options: Which model to load, which files to read and write, and how to print.
+        arguments: The inputs from the command line or standard input; None to read ``options.input``.
+        options: The model to load, the files to read and write, and the output format.
     """
     source, output = options.input, options.output
     if output is not None:
@@ -220,7 +220,7 @@ def run_prediction(command: Prediction[PartT, ResultT], arguments: PartT | None,
 
 
 def _refuse_column_settings(command: Prediction[PartT, ResultT]) -> None:
-    """Refuse settings that name columns where there is no file to have them."""
+    """Reject settings that name columns if there is no input file."""
     for field in fields(command):
         value = getattr(command, field.name)
         if field.name in command.column_settings and value != field.default:
@@ -235,7 +235,7 @@ def _predict_file(command: Prediction[PartT, ResultT], source: Path, output: Pat
         raise ConfigError(f"--output {output}: this is the --input itself; choose another place")
     rows = min(SLOW_PART_ROWS, inputs.PART_ROWS) if command.slow else inputs.PART_ROWS
     unchanged = UnchangedFile(source)
-    # A pipe can be read only once: there is no first pass over it.
+    # A pipe can be read only once, so there is no first pass over it.
     survey = None if source.is_fifo() else _survey(command, command.read_parts(model, source, rows), source, output)
 
     def write(part: PartT, path: Path) -> None:
@@ -258,10 +258,10 @@ def _predict_file(command: Prediction[PartT, ResultT], source: Path, output: Pat
 
 
 def _base_identity(model: "Model", source: Path, rows: int, total: int | None) -> dict[str, Any]:
-    """Return what identifies every job: the program, the input and the model."""
+    """Return the part of a job's identity that all commands share: the version, the input and the model."""
     from cloze import __version__
 
-    # Hashing takes time, and is not needed for a single part.
+    # Hashing takes time and is not needed for a single part.
     is_resumable = total is None or total > rows
     return {
         "cloze": __version__,
@@ -273,7 +273,7 @@ def _base_identity(model: "Model", source: Path, rows: int, total: int | None) -
 
 
 def _survey(command: Prediction[PartT, ResultT], parts: Iterator[PartT], source: Path, output: Path) -> Survey:
-    """Read a file once before predicting: a malformed row is found now, and all columns are known."""
+    """Read a file once before predicting, in order to find malformed rows early and to know all columns."""
     rows, columns, schema = 0, dict[str, None](), None
     if output.suffix == ".parquet" and source.suffix.lower() == ".parquet":
         from pyarrow import parquet

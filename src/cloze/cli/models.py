@@ -1,4 +1,4 @@
-"""``cloze extend``, ``convert``, ``quantize`` and ``export``: model folders into other ones; ``models``, ``doctor``."""
+"""Commands on model folders: ``cloze extend``, ``convert``, ``quantize``, ``export``; and ``models``, ``doctor``."""
 
 import os
 import platform
@@ -50,17 +50,17 @@ def extend(
     """Add words, entities, positions or segments to a model, and enable handling of unknown words.
 
     Args:
-        model: A model folder, a folder with a vocabulary alone, or a hub name.
+        model: A model folder, a folder with only a vocabulary, or a hub name.
         out: The folder to write.
-        words: A file with one word per line; each gets its own vocabulary entry, and matches whole words only.
+        words: A file with one word per line; each gets a vocabulary entry that matches whole words only.
         entities: A map from names to known words: TSV (name, words, optional type) or JSONL.
         characters: Split words that would be [UNK] into known characters.
         look_alikes: Replace unknown characters by their variants: full-width, compatibility, without accents.
-        similar: A tab-separated map of characters, such as traditional to simplified; enables look-alikes.
+        similar: A tab-separated map between characters, such as traditional to simplified; enables --look-alikes.
         positions: Maximum sequence length; new positions start as copies of the old ones, in order.
-        segments: Number of segment embeddings; new ones start as copies of the last.
-        start: How new vectors start: pieces, the mean of the word's pieces (positions, segments: copies); or random.
-        seed: Seed of the random start.
+        segments: Number of segment embeddings; new ones start as copies of the last one.
+        start: Initial vectors of new words: pieces (the mean of the vectors of a word's pieces) or random.
+        seed: Random seed of random initial vectors.
         json: Print JSON.
     """
     check_folder(out)
@@ -91,7 +91,7 @@ def _print_extended(done: "ExtensionReport", *, words: bool, lengthened: bool) -
         print(f"{done.positions:,} positions, {done.segments} segments")
     if words:
         print(
-            f"{done.words:,} words added: {done.words - done.grown:,} in unused entries, {done.grown:,} behind the last"
+            f"{done.words:,} words added: {done.words - done.grown:,} in unused entries, {done.grown:,} in new entries"
         )
     if done.known:
         shown = ", ".join(done.known[:5]) + (", ..." if len(done.known) > 5 else "")
@@ -104,7 +104,7 @@ def convert(source: str, destination: Path, /, *, half: bool = False, json: bool
     Args:
         source: A TensorFlow checkpoint (its folder or .index file), an HF folder, a LoRA adapter, or a hub name.
         destination: The folder to write.
-        half: Write the weights as float16, half the size; computation still uses float32.
+        half: Write the weights as float16, which halves their size; computation still uses float32.
         json: Print JSON.
     """
     check_folder(destination, "")
@@ -209,14 +209,14 @@ def quantize(
         model: A model folder, or a hub name.
         out: A folder for a copy of the model with int8 weights; by default, they are written to the model's folder.
         input: A file with one text per line to compare int8 and float32 on; by default, bundled texts.
-        task: A task to evaluate both on, such as sst-2 or classify; the difference has a 95 % interval.
-        data: The file or folder of the task.
+        task: A task to evaluate int8 and float32 on, such as sst-2 or classify.
+        data: With --task: the file or folder of the task.
         json: Print JSON.
     """
     if (task is None) != (data is None):
         raise ConfigError("--task and --data belong together; give both, or neither")
     if out is None and named_folder(model) is not None:
-        raise ConfigError(f"{model} belongs to an installed package and is left as it is; give --out FOLDER for a copy")
+        raise ConfigError(f"{model} belongs to an installed package and is not changed; give --out FOLDER for a copy")
     check_folder(out)
     if machine.use() not in (None, "cpu"):
         raise ConfigError(f"device is {machine.device}, but int8 is for the CPU; leave it out")
@@ -244,10 +244,10 @@ def quantize(
         metric = next(iter(report.scores["int8"]))
         print(f"int8 against fp32, {metric}: {report.difference.in_points('difference')}")
     if not report.near:
-        print("int8 changes this model's vectors too much for --precision auto; --precision int8 uses it all the same")
+        print("int8 changes this model's vectors too much for --precision auto; --precision int8 uses it anyway")
     elif report.far:
         far = ", ".join(report.far)
-        print(f"int8 changes odd texts more than others ({far}); if yours are like them, give some with --input")
+        print(f"int8 changes unusual texts more than others ({far}); if yours are similar, give some with --input")
 
 
 def export(
@@ -278,9 +278,9 @@ def export(
 def models(*, json: bool = False) -> None:
     """List the models that commands know by name: shipped, installable with pip, and downloaded from the hub before.
 
-    The shipped model, cloze-mini, is for trying every command offline, filling blanks and scoring English texts, and as
-    a start for pre-training and fine-tuning. It is not for sentence vectors and search, for which a model trained for
-    similarity is much better, nor for topics, where TF-IDF often is, nor for other languages than English.
+    The shipped model, cloze-mini, is for trying every command offline, for filling blanks and scoring English texts,
+    and as a starting point for pre-training and fine-tuning. Do not use it for sentence vectors and search (models
+    trained for similarity are much better), for topics (TF-IDF is often better), or for languages other than English.
 
     Args:
         json: Print JSON.
@@ -295,6 +295,6 @@ def models(*, json: bool = False) -> None:
             print_json({"origin": origin, **asdict(model)})
         return
     for origin, model in found:
-        default = "; used where --model is left out" if model.name == SHIPPED_MODEL else ""
+        default = "; the default of --model" if model.name == SHIPPED_MODEL else ""
         print(f"{model.name} ({origin}{default})\n  for: {model.good_for}\n  not for: {model.not_for}")
-    print("Any other: --model FOLDER, a run, or a hub name such as google-bert/bert-base-uncased")
+    print("Other models: --model with a folder, a run, or a hub name such as google-bert/bert-base-uncased")

@@ -1,4 +1,4 @@
-"""Output files of the commands: rows and vectors, each file written completely or not at all; joining of parts."""
+"""Output files of the commands: rows and vectors. Each file is written completely or not at all."""
 
 import csv
 import io
@@ -29,13 +29,13 @@ _WHITE = re.compile("[\t\r\n]+")
 
 
 def check_file(path: Path, endings: Sequence[str] = (), flag: str = "--output") -> None:
-    """Refuse an output file that could not be written, before any work is done. Its folders are created with it.
+    """Reject an output file that cannot be written, before any work is done; missing folders are no error.
 
-    Until the command ends, no other one writes to this file.
+    The file is locked until the command ends, so that no other command writes to it.
 
     Args:
         path: The file.
-        endings: The suffixes of the formats that the command writes; any if there are none.
+        endings: The allowed suffixes; by default, any.
         flag: The flag that named it, for the message.
     """
     if endings and path.suffix not in endings:
@@ -49,12 +49,12 @@ def check_file(path: Path, endings: Sequence[str] = (), flag: str = "--output") 
 
 
 def check_folder(path: Path | None, flag: str = "--out") -> None:
-    """Refuse an output folder that cannot be created or written to, before any work is done.
+    """Reject an output folder that cannot be created or written to, before any work is done.
 
-    Until the command ends, no other one writes to this folder.
+    The folder is locked until the command ends, so that no other command writes to it.
 
     Args:
-        path: The folder; None if the command writes none.
+        path: The folder; None if the command writes no folder.
         flag: The flag that named it, for the message.
     """
     if path is not None:
@@ -64,7 +64,7 @@ def check_folder(path: Path | None, flag: str = "--out") -> None:
 
 
 def _check_place(path: Path, shown: str) -> None:
-    """Refuse a folder that cannot be created or written to."""
+    """Reject a folder that cannot be created or written to."""
     try:
         existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     except OSError as error:  # a name that is too long, for example
@@ -77,7 +77,7 @@ def _check_place(path: Path, shown: str) -> None:
 def beside(
     kept: Sequence[Mapping[str, object]], predictions: Sequence[Mapping[str, object]], columns: Sequence[str] = ()
 ) -> list[dict[str, object]]:
-    """Append predictions to the columns of their rows, under names that no column of the file has.
+    """Append predictions to the columns of their rows, under names that do not occur in the file.
 
     Args:
         kept: The columns of each row.
@@ -102,7 +102,7 @@ def _free_name(name: str, taken: Collection[str]) -> str:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]], columns: Sequence[str] = ()) -> None:
-    """Write rows as JSONL, CSV or TSV, by the suffix; a table has all of ``columns``, and has them first."""
+    """Write rows as JSONL, CSV or TSV, by the suffix; tables start with all of ``columns``."""
     check_file(path, ROW_FILES)
     names = list(dict.fromkeys([*columns, *_names(rows)]))
     with replaced_file(path) as temporary:
@@ -121,7 +121,7 @@ def write_vectors(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]", su
         path: The file to write.
         inputs: The texts the vectors belong to.
         vectors: One vector per text, (N, H).
-        survey: The columns of the whole file, if ``inputs`` is a part of one.
+        survey: The columns of the whole file, if ``inputs`` is only a part of it.
     """
     check_file(path, VECTOR_FILES)
     with replaced_file(path) as temporary:
@@ -137,7 +137,7 @@ def write_vectors(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]", su
 def _write_array(path: Path, vectors: "NDArray[np.float32]") -> None:
     import numpy as np
 
-    # Given a path, np.save would append .npy to the temporary name.
+    # With a path instead of a file, np.save would append .npy to the temporary name.
     with path.open("wb") as file:
         np.save(file, vectors)
 
@@ -148,7 +148,7 @@ def _write_json_lines(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def _write_quoted(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
-    # An unpaired surrogate, which JSON can hold and UTF-8 cannot, is written as an escape.
+    # An unpaired surrogate, which JSON can represent but UTF-8 cannot, is written as an escape.
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
@@ -156,14 +156,14 @@ def _write_quoted(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, 
 
 
 def _write_tabbed(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
-    """Write TSV without quoting, as it is read: a tab or line break in a cell becomes a space."""
+    """Write TSV without quoting, as TSV files are read here: a tab or line break in a cell becomes a space."""
     cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
     lines = ("\t".join(_WHITE.sub(" ", cell) for cell in line) + "\n" for line in cells)
     path.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
 
 
 def _cell(value: object) -> str:
-    """Format a cell of a table without types: empty for None, JSON for lists and dicts."""
+    """Format a cell of a text table: empty for None, JSON for lists and dicts."""
     if value is None:
         return ""
     return _json(value) if isinstance(value, list | dict) else str(value)
@@ -207,12 +207,12 @@ def _write_parquet(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]", s
 
 
 def arrow_schema(kept: Sequence[Mapping[str, object]], before: Any, path: Path) -> Any:
-    """Return the Arrow schema of rows, unified with that of the rows before; refuse rows that Parquet cannot hold."""
+    """Return the Arrow schema of rows, unified with that of earlier rows; reject rows that Parquet cannot store."""
     import pyarrow as arrow
     from pyarrow import parquet
 
     with _parquet_errors(path):
-        # A column may start empty or with integers, and have strings or floats later.
+        # A column may start with empty cells or integers, and contain strings or floats later.
         schemas = [*([before] if before else []), _table(kept).schema]
         schema = arrow.unify_schemas(schemas, promote_options="permissive")
         parquet.write_table(schema.empty_table(), io.BytesIO())  # Arrow has types that Parquet lacks
@@ -228,18 +228,18 @@ def _table(kept: Sequence[Mapping[str, object]], schema: Any = None) -> Any:
 
 @contextmanager
 def _parquet_errors(path: Path) -> Iterator[None]:
-    """Turn an error about values that Parquet cannot hold in one column into a message of one line."""
+    """Convert an error about values that Parquet cannot store in one column into a one-line message."""
     import pyarrow as arrow
 
     try:
         yield
     except (arrow.ArrowException, OverflowError, UnicodeEncodeError) as error:
         name, reason = target_name(path) or path.name, str(error).splitlines()[0]
-        raise DataError(f"{name}: Parquet cannot keep a column as it is ({reason}); write .jsonl instead") from error
+        raise DataError(f"{name}: Parquet cannot store a column unchanged ({reason}); write .jsonl instead") from error
 
 
 def join_parts(parts: Sequence[Path], path: Path) -> None:
-    """Join files written by this module into one, with one of them in memory at a time."""
+    """Join files written by this module into one, with at most one of them in memory at a time."""
     joiners: dict[str, Callable[[Sequence[Path], Path], None]] = {
         ".npy": _join_arrays,
         ".parquet": _join_parquet,

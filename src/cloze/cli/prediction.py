@@ -1,6 +1,6 @@
 """``cloze fill``, ``score`` and ``follows`` (pre-training heads); ``classify``, ``answer`` and ``choose`` (fine-tuned).
 
-Each command is a signature with its help and a ``Prediction`` (see ``jobs``) with its settings and steps.
+Each command consists of a function with its help and a ``Prediction`` (see ``jobs``) with its settings and steps.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fill(TextPrediction["list[list[Filled]] | list[FilledTogether]"]):
-    """Candidates for the ``[MASK]`` blanks of texts: for each blank, or for all blanks of a text together."""
+    """Candidates for the ``[MASK]`` blanks of texts, independently or jointly."""
 
     top: int = 5
     joint: bool = False
@@ -71,9 +71,9 @@ def fill(
     """Predict the most likely words for each [MASK] of a text.
 
     Args:
-        top: Candidates per blank; with --joint, fillings per text.
-        joint: Fill the blanks of a text together, so that the words fit each other.
-        rounds: With --joint: how often each blank is predicted again once all are filled; 2 by default.
+        top: Number of candidates per blank; with --joint, number of fillings per text.
+        joint: Fill the blanks of a text jointly, so that the words fit each other.
+        rounds: With --joint: how many times each blank is predicted again after all are filled; 2 by default.
         text: The column with the texts.
     """
     command = Fill(text=text, top=top, joint=joint, rounds=rounds)
@@ -91,7 +91,7 @@ class Score(TextPrediction["ScoredText"]):
         return model.score(part.texts)
 
     def to_row(self, result: "ScoredText") -> Row:
-        """Return the sum, the perplexity, the losses per word and character, and with ``--tokens`` those of tokens."""
+        """Return the log-probability, the perplexity, the losses per word and character, and maybe those of tokens."""
         row: Row = {
             "log_probability": result.total,
             "perplexity": result.perplexity,
@@ -103,7 +103,7 @@ class Score(TextPrediction["ScoredText"]):
         return row
 
     def print_table(self, model: "Model", part: Inputs, results: "Sequence[ScoredText]") -> None:  # noqa: ARG002
-        """Print a row per text, and with ``--tokens`` a table per text."""
+        """Print one row per text and, with ``--tokens``, one table per text."""
         rows = [
             (
                 f"{score.total:.2f}",
@@ -124,11 +124,11 @@ class Score(TextPrediction["ScoredText"]):
 def score(
     texts: Texts = None, /, *, text: str = Score.text, tokens: bool = Score.tokens, options: Options = OPTIONS
 ) -> None:
-    """Score how likely texts are: each token is masked in turn, and its log-probability is summed.
+    """Score how likely texts are: each token is masked in turn, and the log-probabilities are summed.
 
     Args:
         text: The column with the texts.
-        tokens: Also show the log-probability of every token.
+        tokens: Show the log-probability of every token as well.
     """
     run_prediction(Score(text=text, tokens=tokens), read_arguments(texts, options.input), options)
 
@@ -184,12 +184,12 @@ def follows(
 
 @dataclass(frozen=True)
 class Classify(TextPrediction[Row]):
-    """The label or labels of texts, or their value, as the model was fine-tuned."""
+    """The label, labels or number of each text, depending on the model."""
 
-    every_label: bool = False  # with the probability of every label
+    every_label: bool = False  # whether to include the probability of every label
 
     def predict(self, model: "Model", part: Inputs) -> list[Row]:
-        """Return a label with its probability, the labels that apply, or a value for each text."""
+        """Return the label with its probability, the labels, or the number of each text."""
         return [
             {name: _join(value) for name, value in row.items() if self.every_label or not isinstance(value, Mapping)}
             for row in model.predict_rows(part.texts, part.pairs)
@@ -220,7 +220,7 @@ def classify(
 
     Args:
         text: The column with the texts.
-        pair: The column with second texts, if there are any; with texts as arguments, the second text itself.
+        pair: The column with the second texts of pairs; with texts as arguments, the second text itself.
     """
     arguments = with_pair(read_arguments(texts, options.input), pair)
     command = Classify(text, pair if arguments is None else None, every_label=options.json)
@@ -228,7 +228,7 @@ def classify(
 
 
 def _join(value: object) -> object:
-    """Return several labels as one cell."""
+    """Join several labels in one cell."""
     return "|".join(value) if isinstance(value, tuple | list) else value
 
 
@@ -286,8 +286,8 @@ def answer(
     """Find the answer to a question in a text; with several texts, in each of them.
 
     Args:
-        top: Answers per question. An output file has the best in columns; above 1, all of them in a column answers.
-        longest_answer: Maximum number of tokens in an answer; by default, as the model was fine-tuned, or 30.
+        top: Number of answers per question; above 1, an output file also has a column with all of them.
+        longest_answer: Maximum answer length in tokens; by default, as the model was fine-tuned, or 30.
         text: The column with the questions.
         pair: The column with the texts that may contain the answers.
     """
@@ -306,7 +306,7 @@ def _read_questions(question: str | None, contexts: Sequence[str] | None, path: 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts, the options of each, and the columns of the rows they came from."""
+    """Prompts, the options of each, and the columns of their rows."""
 
     texts: Sequence[str]
     options: Sequence[Sequence[str]]
@@ -314,7 +314,7 @@ class Prompts:
 
     @property
     def kept(self) -> Sequence[Mapping[str, object]]:
-        """Return what is written beside each choice."""
+        """Return the columns to write beside each choice."""
         rows = zip(self.texts, self.options, strict=True)
         return self.fields or [{"prompt": prompt, "options": "|".join(options)} for prompt, options in rows]
 
@@ -381,11 +381,11 @@ def choose(
     columns: Annotated[str, Parameter(name="--options")] = Choose.options,
     shared: PairOptions = TABLE_OPTIONS,
 ) -> None:
-    """Choose which of several options fits a text.
+    """Choose which of several options fits a prompt.
 
     Args:
         text: The column with the prompts.
-        columns: The column with a list of options, or several columns with one each, separated by commas.
+        columns: The column with a list of options, or several columns with one option each, separated by commas.
     """
     run_prediction(Choose(text, columns), _read_prompt(prompt, options, shared.input), shared)
 

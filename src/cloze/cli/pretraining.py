@@ -27,7 +27,7 @@ def pretrain(
     out: Path,
     model: str | None = None,
     extend: Path | None = None,
-    recipe: str | None = None,  # noqa: ARG001 (its values were set by use_recipe)
+    recipe: str | None = None,  # noqa: ARG001 (use_recipe has set its values)
     fresh: bool = False,
     settings: Settings = DEFAULTS,
     machine: Place = HERE,
@@ -71,7 +71,7 @@ def plan(
     machine: Place = HERE,
     json: bool = False,
 ) -> None:
-    """Estimate what pre-training with the same flags would take: times a few steps and writes nothing.
+    """Estimate memory, time and loss of pre-training with the same flags; runs a few steps and writes nothing.
 
     Args:
         model: A model folder to start from, instead of a new model.
@@ -119,17 +119,17 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
         ("parameters", f"{numbers.parameters:,}"),
         (
             "memory",
-            f"{_size(plan.peak_bytes)} at the highest point; weights "
+            f"{_size(plan.peak_bytes)} at the peak; weights "
             f"{_size(numbers.weight_bytes)}, gradients {_size(numbers.gradient_bytes)}, moments "
             f"{_size(numbers.optimizer_bytes)}, states {_size(numbers.activation_bytes)}",
         ),
         (
-            "a step",
+            "per step",
             f"{plan.tokens_per_step:,} tokens in {plan.seconds_per_step:.2f} s: "
             f"{plan.tokens_per_step / plan.seconds_per_step:,.0f} tokens/s, {plan.share_of_peak:.0%} of the peak "
             f"({plan.precision})",
         ),
-        ("the run", f"{plan.steps:,} steps, {_time(plan.hours)}"),
+        ("whole run", f"{plan.steps:,} steps, {_time(plan.hours)}"),
         ("text", f"{plan.tokens:,} tokens, {plan.epochs:.2f} times the corpus"),
         ("held-out masked-word loss", _expected(plan)),
     ]
@@ -137,13 +137,13 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
 
 def _expected(plan: "Plan") -> str:
     if plan.expected is None:
-        return "unknown: it depends on the model that it starts from, or no run is on record"
+        return "unknown: it depends on the initial model, or no comparable run is recorded"
     loss, like = f"{plan.expected.loss:.2f}", plan.expected.like
     if plan.expected.bound == "lower":
-        return f"above {loss}, which {like} had when it was first looked at, after more tokens"
+        return f"above {loss}, the loss of {like} at its first evaluation, after more tokens"
     if plan.expected.bound == "upper":
-        return f"at most about {loss}, which {like} had at its end, after fewer tokens"
-    return f"about {loss}, as {like} had it after as many tokens"
+        return f"at most about {loss}, the final loss of {like}, after fewer tokens"
+    return f"about {loss}, the loss of {like} after the same number of tokens"
 
 
 def _size(count: int) -> str:

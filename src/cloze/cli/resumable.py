@@ -1,11 +1,11 @@
 """Resumable file jobs: an input of any size is processed and written in parts, so that memory use stays constant.
 
-While a job runs, the folder ``OUTPUT.parts`` beside the output holds one finished file per part, and ``work.json``,
+While a job runs, the folder ``OUTPUT.parts`` beside the output contains one finished file per part, and ``work.json``,
 which identifies the job. Re-running the same command resumes after the last finished part; a command with other
-settings is refused. At the end the parts are joined into one file and the folder is removed.
+settings is rejected. At the end, the parts are joined into one file and the folder is removed.
 
-``work.json`` is written before the first part and deleted after the last one: parts without it belong to nobody knows
-which job, and are deleted.
+``work.json`` is written before the first part and deleted after the last one. Parts without it belong to an unknown job
+and are deleted.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ class ResumableJob(Generic[Part]):
         )
         with _disk_errors(output):
             self.join(paths, output)
-        with suppress(ClozeError):  # the output is there; without its record, no part can be taken for another's
+        with suppress(ClozeError):  # the output is complete; the next job will delete what remains
             _delete_parts(folder)
         return done
 
@@ -116,7 +116,7 @@ class ResumableJob(Generic[Part]):
 
 @contextmanager
 def _disk_errors(output: Path) -> Iterator[None]:
-    """Turn an error of the disk into a message of one line."""
+    """Convert a disk error into a one-line message."""
     try:
         yield
     except OSError as error:
@@ -126,7 +126,7 @@ def _disk_errors(output: Path) -> Iterator[None]:
 def _open_folder(folder: Path, identity: Mapping[str, Any], output: Path) -> None:
     """Create the folder of a new job, or check that an existing one belongs to the same job."""
     record = folder / WORK
-    identity = json.loads(json.dumps(identity))  # as it is read back: tuples become lists
+    identity = json.loads(json.dumps(identity))  # tuples become lists, as in the record
     if not record.exists():
         _delete_parts(folder)
         with _disk_errors(output):
@@ -145,10 +145,10 @@ def _open_folder(folder: Path, identity: Mapping[str, Any], output: Path) -> Non
 
 
 def _delete_parts(folder: Path) -> None:
-    """Delete the folder of a job: the parts, then their record, so that no other job can take them for its own.
+    """Delete the folder of a job: first the parts, then their record, so that no other job can adopt the parts.
 
     Raises:
-        DataError: If the folder holds something else, and so is somebody's.
+        DataError: If the folder contains other files, which may be the user's.
     """
     if not os.path.lexists(folder):
         return
@@ -159,7 +159,7 @@ def _delete_parts(folder: Path) -> None:
     foreign = [name for name in foreign if not is_ours(folder / name)]
     if foreign:
         raise DataError(
-            f"{folder}: holds {foreign[0]!r}, which is none of ours, but unfinished work is kept there; "
+            f"{folder}: contains {foreign[0]!r}, which cloze did not write, but unfinished work is stored there; "
             "give that folder another name, or give another --output"
         )
     with _disk_errors(folder):
@@ -172,7 +172,7 @@ def _delete_parts(folder: Path) -> None:
 
 
 def file_identity(path: Path) -> list[str]:
-    """Return what a job records of a file: its path and the SHA-256 of its content; a pipe cannot be read twice."""
+    """Return the path of a file and the SHA-256 of its content, which is empty for a pipe."""
     if not path.is_file():
         return [str(path.resolve()), ""]
     with path.open("rb") as file:
@@ -180,7 +180,7 @@ def file_identity(path: Path) -> list[str]:
 
 
 class UnchangedFile:
-    """A file that must not change while it is read; a pipe may."""
+    """Checks that a file does not change while it is read; pipes are not checked."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -199,14 +199,14 @@ class UnchangedFile:
 
 
 class PartCounts:
-    """Counts over all parts of a job. Those of each part are kept beside it, for when the job is resumed."""
+    """Counts over all parts of a job. Those of each part are stored beside it, so that they survive a resume."""
 
     def __init__(self, output: Path) -> None:
         self._output = output
         self.each: list[dict[str, int]] = []
 
     def record(self, path: Path, counts: Mapping[str, int]) -> None:
-        """Keep the counts of a part. Called before the part is written, so that a finished part has its counts."""
+        """Store the counts of a part. This is called before the part is written: a finished part always has counts."""
         if path == self._output:  # the only part
             self.each = [dict(counts)]
         elif counts:
@@ -219,7 +219,7 @@ class PartCounts:
 
 
 class _RowRate:
-    """Reports finished rows and the rate of this process; rows of an earlier run count as done but not for the rate."""
+    """Reports finished rows and the rate of this process, to which rows of earlier runs do not contribute."""
 
     def __init__(self, progress: Progress, name: str, total: int | None) -> None:
         self._progress, self._name, self._total = progress, name, total

@@ -2,14 +2,13 @@
 
 import os
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Machine, print_json
+from cloze.cli.console import Machine, OutputError, print_json
 from cloze.cli.inputs import bundled_paragraphs
 from cloze.errors import ConfigError
 from cloze.options import PrecisionName
@@ -20,19 +19,19 @@ KEY_VARIABLE = "CLOZE_KEY"
 
 @dataclass(frozen=True)
 class Access:
-    """Who may send requests. The text under a field is its help."""
+    """Access control of the service. The docstring of a field is its flag's help."""
 
     key: str | None = None
-    """The bearer token of requests, and the password in browsers. Visible in the process list; CLOZE_KEY is safer."""
+    """Bearer token for requests and password for browsers; the variable CLOZE_KEY hides it from the process list."""
     key_file: Path | None = None
-    """A file with the key."""
+    """A file that holds the key."""
     insecure: bool = False
-    """Allow requests without a key although other machines can reach the host."""
+    """Allow requests without a key even if other machines can reach the host."""
     trust: tuple[str, ...] = ()
     """Host names to accept, in addition to localhost and its addresses; * for any."""
 
     def find_key(self) -> str | None:
-        """Return the key from the flag, the file or the environment; refuse two different ones."""
+        """Return the key from the flag, the file or the environment; reject two different ones."""
         sources = {"--key": self.key, KEY_VARIABLE: os.environ.get(KEY_VARIABLE)}
         if self.key_file is not None:
             try:
@@ -40,7 +39,7 @@ class Access:
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{self.key_file}: the key cannot be read ({type(error).__name__})") from error
         for source, key in sources.items():
-            # An empty variable or file is a mistake, for instance of a script: it must not open the service to all.
+            # An empty variable or file is a mistake, for instance of a script, and must not disable access control.
             if key is not None and not key.strip():
                 remedy = "give a key (openssl rand -hex 24 makes one), or leave it out to need none"
                 raise ConfigError(f"{source} is empty; {remedy}")
@@ -55,7 +54,7 @@ class ServingMachine(Machine):
     """Device, threads and precision of a service."""
 
     precision: PrecisionName | None = None
-    """fp32, bf16, int8, or auto, the default on a CPU: int8 where it is faster and near enough; elsewhere fp32."""
+    """fp32, bf16, int8 or auto; by default auto on a CPU (int8 if it is faster and accurate enough), else fp32."""
 
 
 KEYLESS, LIMITS, HERE = Access(), Limits(), ServingMachine()
@@ -63,7 +62,7 @@ KEYLESS, LIMITS, HERE = Access(), Limits(), ServingMachine()
 
 def serve(
     folders: Annotated[
-        list[str] | None, Parameter(help="Model folders or runs, each served under its name, or NAME=DIR.")
+        list[str] | None, Parameter(help="Model folders or runs, each served under the folder's name or as NAME=DIR.")
     ] = None,
     /,
     *,
@@ -78,9 +77,9 @@ def serve(
     """Serve models over HTTP, with pages to try them in a browser, until interrupted.
 
     Args:
-        adapter: NAME=DIR, an adapter for one of the models; may be repeated.
-        host: The address to listen on; one that other machines can reach needs a key.
-        port: The port; 0 for any free port.
+        adapter: An adapter for one of the models, as NAME=DIR; may be repeated.
+        host: The address to listen on; an address that other machines can reach needs --key.
+        port: The port to listen on; 0 for any free port.
         json: Print the address as JSON.
     """
     models = name_models(folders or [])
@@ -106,13 +105,12 @@ def serve(
             else:
                 print(message)
             sys.stdout.flush()
-        except OSError as error:  # a full disk, or a reader that has gone: the service works without them
+        except (OutputError, BrokenPipeError):  # a full disk, or a reader that has gone: the service works without
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            print(f"cloze: note: standard output cannot be written ({error.strerror}); {message}", file=sys.stderr)
+            print(f"cloze: note: standard output cannot be written; {message}", file=sys.stderr)
 
     def say(line: str) -> None:
-        with suppress(OSError):  # the service works without it
-            print(f"cloze: {line}", file=sys.stderr, flush=True)
+        print(f"cloze: {line}", file=sys.stderr, flush=True)
 
     run(
         settings,

@@ -1,4 +1,4 @@
-"""``cloze tag``: texts, tables, or column files with one word per line; into rows or a column file."""
+"""``cloze tag``: reads texts, tables or column files with one word per line; writes rows or a column file."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ COLUMN_FILES = {".conll", ".conllu", ".iob", ".iob2", ".bio", ".bioes"}
 
 @dataclass(frozen=True)
 class TagOptions(PredictionOptions):
-    """Options of ``cloze tag``, whose files may also be column files."""
+    """Options of ``cloze tag``, which also supports column files."""
 
     input: Path | None = None
     """A file: one text per line; CSV, TSV, JSONL or Parquet; or one word per line (.conll). Its columns are kept."""
@@ -35,7 +35,7 @@ class TagOptions(PredictionOptions):
 
 @dataclass(frozen=True)
 class Sequences:
-    """Texts, or sentences as lists of words, with the columns of the rows they came from."""
+    """Texts, or sentences as lists of words, with the columns of their rows."""
 
     texts: Sequence[str] | Sequence[Sequence[str]]
     fields: Sequence[Mapping[str, object]] = ()  # the columns of a table
@@ -44,7 +44,7 @@ class Sequences:
 
     @property
     def kept(self) -> Sequence[Mapping[str, object]]:
-        """Return what is written beside each prediction: the columns of a table, or else the text."""
+        """Return the columns to write beside each prediction: those of a table, or else the text."""
         from cloze.tasks.tagging.examples import join_words
 
         return self.fields or [{"text": text if isinstance(text, str) else join_words(text)[0]} for text in self.texts]
@@ -75,7 +75,7 @@ class Tag(Prediction[Sequences, "Tagged"]):
     text: str = RowSettings.text
 
     def can_read_in_parts(self, path: Path) -> bool:
-        """Return False for a piped table: its first row decides how it is read, and it cannot be read again."""
+        """Return False for a piped table: its first row determines its format, but a pipe cannot be read twice."""
         from cloze.tasks.tagging.examples import is_word_table
 
         return not (path.is_fifo() and is_word_table(path))
@@ -114,7 +114,7 @@ class Tag(Prediction[Sequences, "Tagged"]):
         return 1 if self.text == RowSettings.text else column_number("text", self.text, path)
 
     def predict(self, model: "Model", part: Sequences) -> "list[Tagged]":
-        """Tag the words; sentences of a document are read together if the model was trained that way."""
+        """Tag the words, with neighbouring sentences as context if the model was trained that way."""
         from cloze.tasks.tagging.decoding import tag_texts
         from cloze.tasks.tagging.examples import group_neighbours
 
@@ -150,7 +150,7 @@ class Tag(Prediction[Sequences, "Tagged"]):
             temporary.write_text(text, encoding="utf-8")
 
     def write_part(self, path: Path, part: Sequences, results: "Sequence[Tagged]", survey: Survey | None) -> None:
-        """Write the file of one part; of a column file, only its contents: a later part may decide the separator."""
+        """Write the file of one part; for a column file, as JSON, because a later part may determine the separator."""
         if path.suffix != ".conll":
             self.write(path, part, results, survey)
             return
@@ -197,7 +197,7 @@ def tag(
     """Tag the words of texts, and find the entities in them, with a fine-tuned model.
 
     Args:
-        text: The column with the texts; in JSONL and Parquet these may be lists of words. Of a column file, its number.
+        text: The column with the texts, or with lists of words in JSONL and Parquet; in column files, its number.
     """
     arguments = read_arguments(texts, options.input)
     run_prediction(Tag(text), None if arguments is None else Sequences.from_texts(arguments), options)
@@ -223,7 +223,7 @@ def _columns(part: Sequences, results: "Sequence[Tagged]") -> "list[Columns]":
 
 
 def _join_columns(parts: Sequence[Path], path: Path) -> None:
-    """Write one column file from the contents of all parts, which are read three times, a sentence at a time."""
+    """Write one column file from the contents of all parts, which are read three times, one sentence at a time."""
     from cloze.files import replaced_file
     from cloze.tasks.tagging.columns import find_layout, iter_column_texts
 
@@ -233,7 +233,7 @@ def _join_columns(parts: Sequence[Path], path: Path) -> None:
                 yield from map(json.loads, file)
 
     layout = find_layout(sentence["columns"] for sentence in sentences())
-    # Either the whole file marks where documents start, or none of it does.
+    # The starts of documents are marked in the whole file or not at all.
     marked = any(sentence["marked"] for sentence in sentences())
     order = (sentence["order"] for sentence in sentences()) if marked else None
     with replaced_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:

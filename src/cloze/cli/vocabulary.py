@@ -32,11 +32,11 @@ def vocab(
     settings: Annotated[VocabularySettings, Parameter(name="*")] = DEFAULTS,
     json: bool = False,
 ) -> None:
-    """Learn a WordPiece vocabulary; the same text gives the same bytes.
+    """Learn a WordPiece vocabulary; the result is reproducible.
 
     Args:
         out: The folder to write.
-        words: A file of words to include, one per line; of a table, the first column.
+        words: A file of words to include, one per line; in a table, the first column.
         json: Print JSON.
     """
     check_folder(out)
@@ -54,12 +54,12 @@ def vocab(
     print(f"{learned.folder}: {learned.size:,} pieces, {casing}")
     print(
         f"{fit.words:,} words, {fit.distinct_words:,} different; {fit.one_piece:.1%} are one piece, "
-        f"{fit.unknown:.2%} [UNK]; {fit.pieces_per_word:.3f} pieces a word"
+        f"{fit.unknown:.2%} [UNK]; {fit.pieces_per_word:.3f} pieces per word"
     )
 
 
 def tokens(
-    texts: Annotated[list[str] | None, Parameter(help="Texts; if there are none, the lines of standard input.")] = None,
+    texts: Annotated[list[str] | None, Parameter(help="Texts; by default, the lines of standard input.")] = None,
     /,
     *,
     model: Path = Path(SHIPPED_MODEL),
@@ -73,9 +73,9 @@ def tokens(
 
     Args:
         model: A model folder, or any folder with a vocabulary.
-        pair: A second text, for the first one.
+        pair: The second text of a pair.
         input: A file with one text per line.
-        max_length: Maximum number of tokens; by default, the limit of the model.
+        max_length: Maximum sequence length in tokens; by default, the limit of the model.
         bare: Omit [CLS] and [SEP].
         json: Print JSON.
     """
@@ -94,9 +94,9 @@ def tokens(
         ]
         print_table(("piece", "id", "segment", "offsets", "rung"), rows)
         if encoding.unknown:
-            print(f"{encoding.unknown} given up as [UNK]")
+            print(f"[UNK] tokens: {encoding.unknown}")
         if encoding.dropped:
-            print(f"{encoding.dropped} pieces beyond the limit were left out")
+            print(f"{encoding.dropped} pieces beyond the limit were truncated")
 
 
 def coverage(
@@ -116,12 +116,12 @@ def coverage(
 
     Args:
         model: A model folder, or any folder with a vocabulary.
-        top: Number of words worth adding to show.
-        best: Number of words in --output, and in the forecast.
-        minimum: Minimum count of a word worth adding.
+        top: Number of suggested words to show.
+        best: Number of suggested words in --output and in the forecast.
+        minimum: Minimum count of a suggested word.
         text: The column with the texts, in JSONL and Parquet files.
-        on_bad_row: What to do with a malformed row of JSONL or Parquet: stop, or skip it.
-        output: A .tsv file for the words worth adding, best first; 'cloze extend --words' reads it.
+        on_bad_row: On a malformed row of JSONL or Parquet: stop, or skip it.
+        output: A .tsv file for the suggested words, best first; 'cloze extend --words' reads it.
         json: Print JSON.
     """
     from cloze.corpus.documents import read_paragraphs
@@ -155,12 +155,12 @@ def _print_coverage(measured: "Coverage", top: int, best: int) -> None:
     ]
     print_table(("rung", "", "words", "share"), sorted(rows))
     print(
-        f"{measured.words:,} words, {measured.tokens:,} pieces: {measured.pieces_per_word:.3f} pieces a word, "
+        f"{measured.words:,} words, {measured.tokens:,} pieces: {measured.pieces_per_word:.3f} pieces per word, "
         f"{measured.unknown_rate:.3%} with an [UNK]"
     )
     if measured.unknown:
         shown = ", ".join(f"{form[:20]} ({count:,})" for form, count in measured.unknown[:10])
-        print(f"given up most often: {shown}")
+        print(f"most frequent [UNK]: {shown}")
     if not measured.candidates:
         print("no word is worth adding")
         return
@@ -171,7 +171,7 @@ def _print_coverage(measured: "Coverage", top: int, best: int) -> None:
         title="words worth adding",
     )
     count = min(best, len(measured.candidates))
-    print(f"adding the best {count:,}: {measured.pieces_per_word_with(count):.3f} pieces a word")
+    print(f"adding the best {count:,}: {measured.pieces_per_word_with(count):.3f} pieces per word")
 
 
 def _coverage_as_json(measured: "Coverage", best: int) -> dict[str, object]:

@@ -1,1 +1,1 @@
-"""Text files -> pre-training batches: documents, vocabulary, shards of ids, sentence pairs, masking, batches."""
+"""From text files to pre-training batches: documents, vocabulary, shards of ids, sentence pairs, masking, batches."""

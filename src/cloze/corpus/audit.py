@@ -1,9 +1,9 @@
 """Audit of pre-training examples: build batches, measure them, and compare with the settings (``cloze audit``).
 
-The audit does not rely on the code that builds the examples. It compares selected positions, input ids and targets with
-the original text word by word, and segments with the documents they were taken from. It takes as given: the original
-ids, where words and entities start, which words are ordinary and which are similar, the drawn length of each n-gram or
-span, and which pairs were decided at random.
+The audit does not trust the code that builds the examples: it compares selected positions, input ids and targets with
+the original text word by word, and segments with the documents they come from. It does not verify the original ids,
+word and entity starts, the sets of ordinary and similar words, the drawn lengths of n-grams and spans, and which pair
+labels were drawn at random.
 
 Dimensions: B sequences, M selected tokens of the batch, V vocabulary.
 """
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from cloze.corpus.batches import Examples, PretrainingBatch, PretrainingBatches
 from cloze.corpus.masking import HIDDEN, KEPT, NO_SIMILAR, REPLACED
-from cloze.corpus.sampling import Ids, Sequences
+from cloze.corpus.sampling import RELATION_SHARE, Ids, Sequences
 from cloze.corpus.word_tables import WordTables
 from cloze.errors import ConfigError
 from cloze.text.vocabulary import CONTINUATION
 
-# Standard deviations: intervals are shown at 95 %. With a dozen checks, one would leave its 95 % interval every other
-# run; a check therefore fails only beyond what chance reaches once in 100,000 runs.
+# Widths of intervals in standard deviations. The report shows 95 % intervals. With a dozen checks, about one in two
+# runs has a figure outside its 95 % interval, so a check fails only for deviations with a probability of 1e-5.
 _SHOWN, _JUDGED, _RAREST = 1.96, 4.42, 1e-5
-# Whole words need not fill the masking budget exactly; a mean below this share of it weakens training.
+# Whole words need not fill the masking budget exactly; a mean below this fraction of it weakens training.
 _LEAST_FILLED = 0.95
 
 _Probabilities = NDArray[np.float64]
@@ -33,7 +33,7 @@ _Probabilities = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Check:
-    """One measured figure with its expected value; ``ok`` is None if there is no expectation."""
+    """One measured figure and its expected value; ``ok`` is None if there is no expected value."""
 
     name: str
     measured: float
@@ -45,7 +45,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of an audit: how much was measured, and every check."""
+    """The result of an audit: the amount of data and all checks."""
 
     sequences: int
     tokens: int
@@ -53,29 +53,29 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Return whether no check failed."""
+        """Whether all checks passed."""
         return all(check.ok is not False for check in self.checks)
 
 
 @dataclass
 class _ReplacementCounts:
-    """Totals over the batches: selected tokens compared with the original text."""
+    """Totals over all batches of comparisons between selected tokens and the original text."""
 
     wrong_targets: int = 0
     wrong_words: int = 0
     unlike_fate: int = 0
     wrong_similar: int = 0
     unchanged: int = 0  # random replacements equal to the original token
-    by_chance: float = 0.0  # expected number of those
+    by_chance: float = 0.0  # expected number of such replacements
 
 
 @dataclass
 class _Counts:
-    """Totals over the batches."""
+    """Totals over all batches."""
 
     sequences: int = 0
     tokens: int = 0
-    cells: int = 0  # padding included
+    cells: int = 0  # tokens including padding
     short: int = 0
     seconds: float = 0.0
     budget: int = 0
@@ -103,7 +103,7 @@ def audit(batches: PretrainingBatches, tokens: int) -> Audit:
     if tokens < 1:
         raise ConfigError(f"tokens is {tokens}; at least 1 was expected")
     counts, step, probabilities = _Counts(), 0, _unchanged_probabilities(batches)
-    batches.steps_in(0)  # plan the epoch first: it is not part of the measured time
+    batches.steps_in(0)  # plan the epoch first, to exclude it from the measured time
     while counts.tokens < tokens and not (batches.static and batches.epoch_at(step) >= batches.static):
         start = time.perf_counter()
         batch = batches.at(step)
@@ -113,7 +113,7 @@ def audit(batches: PretrainingBatches, tokens: int) -> Audit:
         sequences = batches.read(examples)
         _count_masks(counts, batches, batch, sequences)
         _count_replacements(counts.replacements, batches, batch, sequences, probabilities)
-        if batches.examples.objective != "none":
+        if len(batch.labels):
             _count_pairs(counts, batches, batch, examples)
         step += 1
     return Audit(counts.sequences, counts.tokens, tuple(_checks(counts, batches)))
@@ -129,7 +129,7 @@ def _count_lengths(counts: _Counts, batches: PretrainingBatches, batch: Pretrain
 def _count_masks(counts: _Counts, batches: PretrainingBatches, batch: PretrainingBatch, sequences: Sequences) -> None:
     chosen = np.zeros(batch.ids.shape, bool)
     chosen.reshape(-1)[batch.positions] = True
-    # Computed here, not taken from the code under audit.
+    # Computed independently of the code under audit.
     budget = np.maximum(1, np.rint(batch.lengths * batches.masks.rate)).astype(np.int64)
     used = chosen.sum(axis=1)
     counts.budget += int(budget.sum())
@@ -148,9 +148,9 @@ def _count_words(
     chosen: NDArray[np.bool_],
     room: Ids,
 ) -> None:
-    """Count words selected only in part, sequences with budget left for another word, drawn lengths and fates."""
+    """Count partly selected words, sequences with budget left for another word, drawn lengths and fates."""
     starts, entities = batches.masker.words(sequences)
-    words = np.cumsum(starts.reshape(-1)) - 1  # every row starts with [CLS], a word of its own
+    words = np.cumsum(starts.reshape(-1)) - 1  # [CLS], at the start of each row, is a separate word
     sizes = np.bincount(words)
     taken = np.bincount(words, weights=chosen.reshape(-1)).astype(np.int64)
     counts.split += int(((taken > 0) & (taken < sizes)).sum())
@@ -170,7 +170,7 @@ def _count_words(
 
 
 def _independent_fates(batches: PretrainingBatches, batch: PretrainingBatch, sequences: Sequences) -> NDArray[np.bool_]:
-    """Return which selected tokens drew a fate: all, or only the first of a span or word that shares one fate."""
+    """Return which selected tokens drew their own fate: all, or the first of each span or word that shares one."""
     if batch.boundaries is not None:
         return np.asarray(batch.boundaries[:, 2] == 0)
     if batches.masks.masking == "correction":
@@ -185,20 +185,22 @@ def _count_pairs(counts: _Counts, batches: PretrainingBatches, batch: Pretrainin
     same = documents[:, 0] == documents[:, 1]
     follows = same & (chunks[:, 1, 0] >= chunks[:, 0, 1])
     precedes = same & (chunks[:, 1, 1] <= chunks[:, 0, 0])
-    wrong = ~same if batches.examples.objective == "nsp" else precedes
-    counts.mislabelled += int(np.where(batch.labels == 1, ~wrong, ~follows).sum())
+    wrong = precedes if batches.examples.objective == "sop" else ~same
+    # The condition that each label stands for; 2 is for relations: elsewhere in the document, with a gap.
+    elsewhere = precedes | (same & (chunks[:, 1, 0] > chunks[:, 0, 1]))
+    counts.mislabelled += int((~np.choose(batch.labels, [follows, wrong, elsewhere])).sum())
     tossed = examples.plan.tossed[examples.numbers]
     counts.pairs += len(batch.labels)
-    counts.wrong += int(batch.labels.sum())
+    counts.wrong += int((batch.labels > 0).sum())
     counts.tossed += int(tossed.sum())
-    counts.tossed_wrong += int(batch.labels[tossed].sum())
+    counts.tossed_wrong += int((batch.labels[tossed] > 0).sum())
 
 
 def _unchanged_probabilities(batches: PretrainingBatches) -> _Probabilities:
     """Return, for each piece, the probability that a random replacement equals it: (V,)."""
     ordinary, pieces = batches.masker.ordinary, batches.tokenizer.pieces
     groups = [ordinary]
-    if batches.masks.masking == "correction":  # replaces word starts by word starts, continuations by continuations
+    if batches.masks.masking == "correction":  # word starts are replaced by word starts, ## pieces by ## pieces
         continues = np.asarray([pieces[number].startswith(CONTINUATION) for number in ordinary.tolist()])
         groups = [ordinary[~continues], ordinary[continues]]
     probabilities = np.zeros(batches.tokenizer.size)
@@ -236,7 +238,7 @@ def _count_replacements(
 def _count_wrong_similar(
     tables: WordTables, batch: PretrainingBatch, sequences: Sequences, originals: Ids, seen: Ids
 ) -> int:
-    """Count the words that should have been replaced by a similar word but were not, though the tables have one."""
+    """Count the words that were not replaced by a similar word although the tables have one."""
     words = (np.cumsum(sequences.starts.reshape(-1)) - 1)[batch.positions]
     firsts = np.flatnonzero(np.diff(words, prepend=-1) != 0)
     lasts = np.append(firsts[1:], len(words))
@@ -272,20 +274,20 @@ def _checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:
         Check("sequences shorter than the length", counts.short / counts.sequences),
         Check("mean length", counts.tokens / counts.sequences),
         Check("padding", 1 - counts.tokens / counts.cells),
-        Check("tokens made a second", counts.tokens / counts.seconds),
+        Check("tokens built per second", counts.tokens / counts.seconds),
     ]
 
 
 def _budget_checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:
     low, high = wilson_interval(counts.chosen, counts.tokens, _SHOWN)
     share = counts.budget / counts.tokens
-    # A budget that no remaining word fits into counts as filled.
+    # A budget is also filled if no remaining word fits into it.
     filled = counts.chosen >= _LEAST_FILLED * counts.budget or counts.underfilled == 0
     exact = batches.masks.masking != "token" or counts.underfilled == 0
     filled = filled and exact and counts.chosen <= counts.budget
     return [
         Check("chosen", counts.chosen / counts.tokens, low, high, share, filled),
-        Check("largest part of a budget", counts.fullest, expected=1, ok=counts.fullest <= 1),
+        Check("largest used fraction of a budget", counts.fullest, expected=1, ok=counts.fullest <= 1),
         _zero_check("sequences over their budget", counts.over_budget),
         _zero_check("sequences with room for another word", counts.underfilled),
         _zero_check("special tokens chosen", counts.special),
@@ -297,26 +299,24 @@ def _fate_checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:
     correction = batches.masks.masking == "correction"
     hidden = int(counts.fates[HIDDEN] + counts.fates[NO_SIMILAR])
     checks = [
-        _share_check("to be a similar word" if correction else "hidden", hidden, total, first),
+        _share_check("similar word" if correction else "hidden", hidden, total, first),
         _share_check("replaced", int(counts.fates[REPLACED]), total, second),
         _share_check("kept", int(counts.fates[KEPT]), total, third),
         *_replacement_checks(counts.replacements),
     ]
     if correction:
-        checks.append(
-            _zero_check("words that are not the similar ones that are known", counts.replacements.wrong_similar)
-        )
-        checks.append(Check("without a similar word, and so random", int(counts.fates[NO_SIMILAR]) / max(1, hidden)))
+        checks.append(_zero_check("words not replaced by a known similar word", counts.replacements.wrong_similar))
+        checks.append(Check("random for lack of a similar word", int(counts.fates[NO_SIMILAR]) / max(1, hidden)))
     return checks
 
 
 def _replacement_checks(counts: _ReplacementCounts) -> list[Check]:
     plausible = is_plausible(counts.unchanged, counts.by_chance, _RAREST)
     return [
-        _zero_check("targets that are not what stood there", counts.wrong_targets),
-        _zero_check("random words that are no ordinary ones", counts.wrong_words),
-        Check("random words that are what stood there", counts.unchanged, expected=counts.by_chance, ok=plausible),
-        _zero_check("tokens that are not what their fate says", counts.unlike_fate),
+        _zero_check("targets that differ from the text", counts.wrong_targets),
+        _zero_check("random words outside the ordinary ones", counts.wrong_words),
+        Check("random words equal to the original", counts.unchanged, expected=counts.by_chance, ok=plausible),
+        _zero_check("tokens that contradict their fate", counts.unlike_fate),
     ]
 
 
@@ -329,25 +329,26 @@ def _word_checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:
             count = int(counts.runs[number]) if number < len(counts.runs) else 0
             checks.append(_share_check(f"runs drawn of {number} word{'s' if number > 1 else ''}", count, total, share))
         drawn = float((counts.runs * np.arange(len(counts.runs))).sum() / max(1, total))
-        checks.append(_mean_check("words of a run as drawn", drawn, total, shares))
-        checks.append(Check("words of a run as chosen", counts.words / max(1, total)))
+        checks.append(_mean_check("words per run as drawn", drawn, total, shares))
+        checks.append(Check("words per run as chosen", counts.words / max(1, total)))
     if batches.masks.masking == "entity":
-        checks.append(Check("entities found a sequence", counts.entities / counts.sequences))
+        checks.append(Check("entities found per sequence", counts.entities / counts.sequences))
         checks.append(Check("entities chosen", counts.chosen_entities / max(1, counts.entities)))
     return checks
 
 
 def _pair_checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:
     objective, share = batches.examples.objective, batches.examples.random_share
-    if objective == "none":
+    kind = {"nsp": "random", "sop": "swapped", "relation": "unrelated"}.get(objective)
+    if kind is None:
         return []
-    kind = "random" if objective == "nsp" else "swapped"
+    share = RELATION_SHARE if objective == "relation" else share
     return [
-        _share_check(f"pairs {kind} where chance decides", counts.tossed_wrong, counts.tossed, share),
+        _share_check(f"{kind} pairs among unforced pairs", counts.tossed_wrong, counts.tossed, share),
         Check(
-            f"pairs {kind} in all", counts.wrong / counts.pairs, *wilson_interval(counts.wrong, counts.pairs, _SHOWN)
+            f"{kind} pairs overall", counts.wrong / counts.pairs, *wilson_interval(counts.wrong, counts.pairs, _SHOWN)
         ),
-        _zero_check("pairs whose label is not so", counts.mislabelled),
+        _zero_check("pairs with a wrong label", counts.mislabelled),
     ]
 
 
@@ -359,7 +360,7 @@ def _share_check(name: str, count: int, total: int, expected: float) -> Check:
     if total == 0:
         return Check(name, 0, expected=expected)
     low, high = wilson_interval(count, total, _JUDGED)
-    # Tolerance: at shares of 0 and 1 rounding may put the bound just inside.
+    # The tolerance covers rounding of the bounds at shares of 0 and 1.
     ok = low - 1e-9 <= expected <= high + 1e-9
     return Check(name, count / total, *wilson_interval(count, total, _SHOWN), expected, ok)
 
@@ -382,10 +383,10 @@ def wilson_interval(count: int, total: int, deviations: float) -> tuple[float, f
 
 
 def is_plausible(count: int, expected: float, rarest: float) -> bool:
-    """Return whether a count of rare events is above ``expected`` by chance with probability ``rarest`` or more.
+    """Return whether chance alone produces at least this count of rare events with probability ``rarest`` or more.
 
-    Uses Chernoff's bound, which holds for sums of independent events with small, different probabilities. The normal
-    approximation would call a single event impossible if less than one is expected.
+    Uses Chernoff's bound, which holds for sums of independent events with different, small probabilities. The normal
+    approximation would reject even a single event if the expected number is small.
     """
     if count <= expected:
         return True

@@ -1,8 +1,8 @@
-"""Pre-training batches, made during training: shards -> sampling -> masking -> **batch**.
+"""Pre-training batches, built during training: shards -> sampling -> masking -> **batch**.
 
-Sequences and masks are new in every epoch, or in every few with ``static``. Each row of a batch is a pure function of
-(seed, epoch, step, row): a resumed run sees what the interrupted run would have seen, every process of a distributed
-run can make its part of the rows, and any step can be reproduced on its own.
+Every epoch has new sequences and masks; with ``static``, epochs cycle through a fixed number of variants. Each row of a
+batch is a pure function of (seed, epoch, step, row): a resumed run gets the same batches as an uninterrupted one, each
+process of a distributed run can build its own rows, and any step can be reproduced in isolation.
 
 Dimensions: B sequences, T tokens, M selected tokens of the batch.
 """
@@ -30,7 +30,7 @@ from cloze.corpus.word_tables import Draws, WordTables
 from cloze.errors import ConfigError, DataError
 from cloze.text import Tokenizer
 
-# Streams of random numbers that must not share their numbers.
+# Names of independent streams of random numbers.
 _PLANS, _ORDERS, _MASKS, _COPIES = 1, 2, 3, 4
 _PLANNERS: dict[Objective, Callable[[Corpus, ExampleSettings, np.random.Generator], EpochPlan]] = {
     "nsp": plan_next_sentences,
@@ -44,42 +44,42 @@ _NO_TABLES = WordTables()
 
 @dataclass(frozen=True)
 class PretrainingBatch:
-    """The arrays of one step, in NumPy, so that making them does not need torch."""
+    """The arrays of one step, as NumPy arrays, so that building them does not require torch."""
 
-    ids: Ids  # (B, T) as the model sees them
+    ids: Ids  # (B, T) input of the model
     segments: Ids  # (B, T)
-    lengths: Ids  # (B,) real tokens of each sequence; the rest is padding
-    positions: Ids  # (M,) of the selected tokens, in the flattened (B * T)
+    lengths: Ids  # (B,) number of real tokens; the rest is padding
+    positions: Ids  # (M,) flat positions of the selected tokens in (B, T)
     targets: Ids  # (M,) original ids
     labels: Ids  # (B,) as in ``EpochPlan``; (0,) without pairs
-    boundaries: Ids | None  # (M, 3) for spans: positions before and after the span, index within it
+    boundaries: Ids | None  # (M, 3) for spans: flat positions before and after the span, index within it
     fates: Fates  # (M,) 0 hidden (correction: similar word), 1 replaced, 2 kept, 3 no similar word known
-    units: Ids  # (M, 2) position at which the token's unit starts, words drawn for it
-    objective: Objective = "none"  # what the sequences are made of
+    units: Ids  # (M, 2) flat position at which the token's unit starts, words drawn for it
+    objective: Objective = "none"  # how the sequences were sampled
 
     @property
     def token_count(self) -> int:
-        """Number of tokens without padding."""
+        """Number of tokens, not counting padding."""
         return int(self.lengths.sum())
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of terms that the losses are averaged over."""
+        """Number of terms in the mean of each loss."""
         return {"masked_tokens": len(self.targets), "pairs": len(self.labels)}
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The planned examples of a part of a batch."""
+    """The planned examples of a batch, or of a part of its rows."""
 
     plan: EpochPlan
-    numbers: Ids  # (B,) examples of the plan
-    counters: Ids  # (B, 3) counter of the random generator for each row
+    numbers: Ids  # (B,) indices into the plan
+    counters: Ids  # (B, 3) counter of the random number generator for each row
     width: int  # T
 
 
 class PretrainingBatches:
-    """The batches of a corpus, by step."""
+    """The batches of a corpus, accessed by step."""
 
     def __init__(
         self,
@@ -97,15 +97,15 @@ class PretrainingBatches:
 
         Args:
             corpus: One split of a prepared corpus.
-            tokenizer: The tokenizer that it was prepared with.
+            tokenizer: The tokenizer that the corpus was prepared with.
             batch_size: Sequences per step.
             examples: How sequences are sampled.
             masks: How tokens are masked.
-            seed: Seed of everything random.
-            static: Number of variants of examples and masks that epochs cycle through, like ``dupe_factor`` in the
-                original code, which made examples before training; their order is new in every epoch. 0: new examples
-                and masks in every epoch.
-            tables: Word tables, for entity and correction masking.
+            seed: Seed of all random numbers.
+            static: Number of variants of examples and masks that epochs cycle through, like ``dupe_factor`` of the
+                original code, which wrote examples before training. Their order changes in every epoch. With 0, every
+                epoch has new examples and masks.
+            tables: Word tables for entity and correction masking.
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; at least 1 was expected")
@@ -122,7 +122,7 @@ class PretrainingBatches:
         self._sizes: list[int] = []  # batches in each epoch planned so far
 
     def at(self, step: int, part: int = 0, parts: int = 1) -> PretrainingBatch:
-        """Return the batch of a step, counted from 0, or one of ``parts`` equal parts of its rows."""
+        """Return the batch of a step (from 0), or one of ``parts`` equal parts of its rows."""
         examples = self.examples_at(step, part, parts)
         sequences = self.read(examples)
         masked = self.masker(sequences, self._draw(examples))
@@ -140,7 +140,7 @@ class PretrainingBatches:
         )
 
     def epoch_at(self, step: int) -> int:
-        """Return the epoch of a step."""
+        """Return the epoch that a step belongs to."""
         return self._locate(step)[0]
 
     def steps_in(self, epoch: int) -> int:
@@ -159,17 +159,17 @@ class PretrainingBatches:
         self._prepare(epoch)
         start = place * self.batch_size
         whole = self._order[start : start + self.batch_size]
-        # All parts have the width of the whole batch, so that they can be concatenated.
+        # All parts are as wide as the whole batch, so that they can be concatenated.
         width = int(self._plan.lengths[whole].max())
         rows = np.arange(part * self.batch_size // parts, (part + 1) * self.batch_size // parts)
         counters = np.zeros((len(rows), 3), np.int64)
-        # The random numbers of a static mask belong to the example, those of a new mask to the step.
+        # With static masks, the random numbers depend on the example; otherwise, on the step and the row.
         columns = (whole[rows], self._variant, 1) if self.static else (rows, step, 0)
         counters[:, 0], counters[:, 1], counters[:, 2] = columns
         return Examples(self._plan, whole[rows], counters, width)
 
     def read(self, examples: Examples) -> Sequences:
-        """Read the sequences, before masking; of copy pairs, the copies have been changed."""
+        """Read the sequences before masking; copy pairs with their words dropped and moved."""
         copies = self.examples.objective == "copy"
         words = self.masker.needs_words or copies
         sequences = assemble(
@@ -181,10 +181,13 @@ class PretrainingBatches:
         return change_copies(sequences, generators, self.examples, self.tokenizer.pad_id)
 
     def _draw(self, examples: Examples) -> Draws:
-        """Draw random numbers (B, STREAMS, T), which for each row do not depend on the width of the batch."""
+        """Draw random numbers, (B, STREAMS, T). Those of a row do not depend on the width of the batch.
+
+        Philox computes its numbers from a key and a counter, so a row's numbers follow from the row's counter alone.
+        """
         bits = np.random.Philox(key=self._key)
         generator, state = np.random.Generator(bits), bits.state
-        # Philox makes four numbers per counter value: round the length up to a multiple of four.
+        # Philox yields four numbers per counter value, so the length is rounded up to a multiple of four.
         draws = np.empty((len(examples.numbers), STREAMS, -(-self.examples.max_length // 4) * 4))
         fours = draws[0].size // 4
         # Rows with consecutive counters are drawn at once.
@@ -196,7 +199,7 @@ class PretrainingBatches:
         return draws[:, :, : examples.width]
 
     def _locate(self, step: int) -> tuple[int, int]:
-        """Return the epoch of a step, and the index of its batch within it."""
+        """Return the epoch of a step and the index of its batch within the epoch."""
         epoch = 0
         while step >= self.steps_in(epoch):
             step -= self.steps_in(epoch)
@@ -214,7 +217,7 @@ class PretrainingBatches:
         return count
 
     def _prepare(self, epoch: int) -> None:
-        """Plan an epoch, unless it is the one planned last."""
+        """Plan an epoch unless it is the one that was planned last."""
         variant = epoch % self.static if self.static else epoch
         if variant != self._variant:
             generator = np.random.default_rng([self.seed, _PLANS, variant])

@@ -1,11 +1,12 @@
-"""Text files -> documents: the first step of ``cloze vocab`` and ``cloze prepare``.
+"""Read documents from text files: the first step of ``cloze vocab`` and ``cloze prepare``.
 
-A plain text file holds a sentence or a paragraph per line, with a blank line between documents. A JSONL or Parquet file
-holds a document per row (``corpus/record_files.py``). All but Parquet may be compressed (``.gz``, ``.xz``, ``.zst``).
+A plain text file has one sentence or paragraph per line and a blank line between documents. A JSONL or Parquet file has
+one document per row (``corpus/record_files.py``). All formats but Parquet may be compressed (``.gz``, ``.xz``,
+``.zst``).
 
-A file is read in ranges that begin and end between documents. A range is read paragraph by paragraph, at most a
-megabyte of one at a time, so that memory grows neither with the file nor with a document. ``ParagraphReader`` reads
-several ranges of several files, in any of the formats.
+Files are read in ranges that start and end between documents. A range is read paragraph by paragraph, in pieces of at
+most one megabyte, so memory use depends neither on the size of the file nor on that of a document. ``ParagraphReader``
+reads several ranges of several files in any of these formats.
 """
 
 import codecs
@@ -20,9 +21,9 @@ from typing import BinaryIO, Literal, NamedTuple
 from cloze.errors import DataError
 from cloze.files import BROKEN_ARCHIVE, COMPRESSED, UTF8_MARK, RowError, open_bytes
 
-# A longer line, in bytes, is read in several pieces, each of which counts as a paragraph.
+# A line with more bytes is split into several paragraphs.
 LONGEST_PARAGRAPH = 2**20
-# Such a piece ends at the last sentence end, or else space, within this many characters of its limit.
+# It is split at the last sentence end, or else the last space, within this many characters of the limit.
 _SEARCHED_FOR_CUT = 2**16
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s|[。！？][」』”’）]*")
 _SKIPPED_AT_ONCE = 2**20
@@ -40,13 +41,13 @@ class FileRange(NamedTuple):
     first: int
 
 
-# A stop beyond the end of any file: for reading a file once, from start to end.
+# A stop beyond the end of any file, to read a file from start to end.
 TO_THE_END = sys.maxsize
 WHOLE = FileRange(0, TO_THE_END, 1)
 
 
 class Paragraph(NamedTuple):
-    """Text without a line end; ``document`` is the number of the line or row where its document starts."""
+    """Text without a line end; ``document`` is the number of the line or row at which its document starts."""
 
     document: int
     text: str
@@ -60,33 +61,31 @@ class CorpusSlice(NamedTuple):
     size: int
 
 
-# The text that becomes one shard.
+# The text of one shard.
 ShardText = tuple[CorpusSlice, ...]
 
 Format = Literal["text", "jsonl", "parquet"]
 
 
 def format_of(path: Path) -> Format:
-    """Return the format of a file, by its name."""
+    """Return the format of a file according to its name."""
     name = path.name.lower()
     ending = next((ending for ending in COMPRESSED if name.endswith(ending)), "")
     kind = name.removesuffix(ending).rpartition(".")[2]
-    if kind in ("csv", "tsv"):  # their headers, labels and commas would be read as text
-        raise DataError(
-            f"{path}: is a table of rows; expected documents: plain text, or a column of .jsonl or .parquet"
-        )
+    if kind in ("csv", "tsv"):  # headers, labels and commas would become text
+        raise DataError(f"{path}: is a table; expected documents: plain text, or a column of .jsonl or .parquet")
     if kind == "parquet":
         return "parquet"
     return "jsonl" if kind in ("jsonl", "ndjson", "json") else "text"
 
 
 def is_compressed(path: Path) -> bool:
-    """Return whether a file is compressed, so that byte offsets of its text are not offsets of the file."""
+    """Return whether a file is compressed, in which case offsets of its text are not offsets of the file."""
     return path.suffix.lower() in COMPRESSED
 
 
 def read_documents(paths: Sequence[Path]) -> Iterator[list[str]]:
-    """Yield the documents of plain text files, each as the list of its paragraphs."""
+    """Yield the documents of plain text files, each as a list of paragraphs."""
     for path in paths:
         for has_text, lines in groupby(read_lines(path), bool):
             if has_text:
@@ -94,11 +93,11 @@ def read_documents(paths: Sequence[Path]) -> Iterator[list[str]]:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of one file without surrounding whitespace; blank ones are empty strings."""
+    """Yield the lines of a file without surrounding whitespace; a blank line is an empty string."""
     with open_text(path) as file:
         for number, line in enumerate(file, start=1):
             try:
-                # A byte-order mark is not a character of the text.
+                # The byte-order mark is not part of the text.
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             except UnicodeDecodeError as error:
                 raise _not_utf8(path, number, error.start) from error
@@ -106,14 +105,14 @@ def read_lines(path: Path) -> Iterator[str]:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[BinaryIO]:
-    """Open a text file for reading bytes, whatever its compression; name the file in every error."""
+    """Open a text file, compressed or not, for reading bytes; every error names the file."""
     with named_errors(path), open_bytes(path) as file:
         yield file
 
 
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Turn every error of reading a file into a ``DataError`` that names the file."""
+    """Convert errors of reading a file to a ``DataError`` that names the file."""
     if path.is_dir():
         raise DataError(f"{path}: is a folder; name the text files in it, for example {path}/*.txt")
     try:
@@ -121,7 +120,7 @@ def named_errors(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     except BROKEN_ARCHIVE as error:
-        raise DataError(f"{path}: not a whole {path.suffix} file ({error}); fetch it again") from error
+        raise DataError(f"{path}: damaged or truncated {path.suffix} file ({error}); fetch it again") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
@@ -129,7 +128,7 @@ def named_errors(path: Path) -> Iterator[None]:
 class TextStream:
     """A file that can be read from any byte offset of its text.
 
-    A compressed file has to be decompressed up to that offset; with ascending offsets that happens only once.
+    A compressed file must be decompressed up to that offset. If offsets ascend, it is decompressed only once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -138,7 +137,7 @@ class TextStream:
         self._file: BinaryIO | None = None
 
     def go_to(self, place: int) -> None:
-        """Continue reading at this offset."""
+        """Move to a byte offset of the text."""
         with named_errors(self.path):
             if self._file is None or place < self.position:
                 self.close()
@@ -173,19 +172,19 @@ class TextStream:
         return data
 
     def check_end(self, file_range: FileRange) -> None:
-        """Raise an error if the file ends inside a range, which means that it has become shorter."""
+        """Raise an error if the file has become shorter and now ends inside a range."""
         if file_range.stop != TO_THE_END:
             raise self.cut_short(file_range.stop)
 
     def cut_short(self, place: int) -> DataError:
         """Return the error for a file that has become shorter."""
         return DataError(
-            f"{self.path}: ends at byte {self.position:,}, but had {place:,} when the work began; "
-            "leave the file alone and give the command with --fresh"
+            f"{self.path}: ends at byte {self.position:,}, but had {place:,} when the work started; "
+            "do not change the file while it is read, and run the command again with --fresh"
         )
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
         self._file = None
@@ -204,7 +203,7 @@ def read_text(stream: TextStream, file_range: FileRange) -> Iterator[Paragraph]:
 
 
 def cut_paragraph(text: str) -> Iterator[str]:
-    """Cut a text into pieces no longer than a paragraph may be; nothing but whitespace is lost."""
+    """Split a text into pieces of at most ``LONGEST_PARAGRAPH`` characters, without surrounding whitespace."""
     start = 0
     while len(text) - start > LONGEST_PARAGRAPH:
         stop = _cut_place(text, start)
@@ -226,7 +225,7 @@ def _cut_place(text: str, start: int) -> int:
 
 
 def _numbered_lines(stream: TextStream, file_range: FileRange) -> Iterator[tuple[int, str]]:
-    """Yield (line number, stripped text); a long line in several pieces, a blank line as an empty string."""
+    """Yield (line number, stripped text): several pieces for a long line, an empty string for a blank line."""
     stream.go_to(file_range.start)
     number = file_range.first
     while stream.position < file_range.stop:
@@ -250,7 +249,7 @@ def _numbered_lines(stream: TextStream, file_range: FileRange) -> Iterator[tuple
 
 
 def _decoded_lines(path: Path, first: int, block: bytes) -> list[str]:
-    """Decode the lines of a block at once, or one by one to name the line that is not UTF-8."""
+    """Decode the lines of a block at once; if that fails, one by one, so that the error names the line."""
     try:
         return [line.strip() for line in block.decode("utf-8").split("\n")]
     except UnicodeDecodeError:
@@ -265,7 +264,7 @@ def _decoded(path: Path, number: int, line: bytes) -> str:
 
 
 def _long_line(stream: TextStream, number: int, beginning: bytes) -> Iterator[str]:
-    """Yield a line longer than a paragraph in pieces; a single empty piece if all of it is blank."""
+    """Yield the pieces of a line longer than a paragraph; a single empty string if the line is blank."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     text, read, has_text = "", 0, False
     piece = beginning
@@ -300,7 +299,7 @@ def _not_utf8(path: Path, number: int, place: int) -> DataError:
 class ParagraphReader:
     """Reads the text of shards from files in any format.
 
-    It keeps the last file open, because the next shard often continues it.
+    It keeps the last file open, because the next shard often continues in the same file.
     """
 
     def __init__(self, paths: Sequence[Path], column: str, skip_bad_rows: bool) -> None:
@@ -311,13 +310,13 @@ class ParagraphReader:
         self.bad_rows = 0
 
     def read(self, text: ShardText) -> Iterator[tuple[int, Paragraph]]:
-        """Yield (file number, paragraph) for the text of a shard, and count its bad rows in ``bad_rows``."""
+        """Yield (file number, paragraph) for the text of a shard; ``bad_rows`` counts its bad rows."""
         self.bad_rows = 0
         try:
             for piece in text:
                 for paragraph in self._read_slice(piece):
                     yield piece.file, paragraph
-        except BaseException:  # including GeneratorExit: a reader that stops halfway does not return
+        except BaseException:  # including GeneratorExit, raised here if the consumer stops early
             self.close()
             raise
 
@@ -325,7 +324,7 @@ class ParagraphReader:
         path, form = self._paths[piece.file], format_of(self._paths[piece.file])
         if form == "text":
             return read_text(self._open(path), piece.range)
-        from cloze.corpus import record_files  # not at the top: it imports this module, and most corpora are plain text
+        from cloze.corpus import record_files  # deferred: a circular import, and not needed for plain text
 
         if form == "parquet":
             return record_files.read_parquet(path, piece.range, self._column, self._on_bad_row)
@@ -343,14 +342,14 @@ class ParagraphReader:
         self.bad_rows += 1
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the open file."""
         if self._stream is not None:
             self._stream.close()
         self._stream = None
 
 
 def read_paragraphs(paths: Sequence[Path], column: str, *, skip_bad_rows: bool = False) -> Iterator[str]:
-    """Yield the paragraphs of files of any format, regardless of documents."""
+    """Yield the paragraphs of files of any format, ignoring document boundaries."""
     with closing(ParagraphReader(paths, column, skip_bad_rows)) as reader:
         for file in range(len(paths)):
             for _, paragraph in reader.read((CorpusSlice(file, WHOLE, 0),)):
@@ -358,7 +357,7 @@ def read_paragraphs(paths: Sequence[Path], column: str, *, skip_bad_rows: bool =
 
 
 def read_any_documents(paths: Sequence[Path], column: str) -> Iterator[list[str]]:
-    """Yield the documents of files of any format, each as the list of its paragraphs."""
+    """Yield the documents of files of any format, each as a list of paragraphs."""
     with closing(ParagraphReader(paths, column, skip_bad_rows=False)) as reader:
         for file in range(len(paths)):
             paragraphs = reader.read((CorpusSlice(file, WHOLE, 0),))

@@ -1,4 +1,4 @@
-"""Text files -> a folder with a WordPiece vocabulary (``cloze vocab``): count words, choose pieces, write."""
+"""Learn a WordPiece vocabulary from text files (``cloze vocab``): count words, choose pieces, write a folder."""
 
 import unicodedata
 from collections import Counter
@@ -22,15 +22,16 @@ from cloze.text.word_counts import count_words
 from cloze.text.wordpiece import Fit, measure_fit
 from cloze.workers import usable_cores
 
-# First words of the Unicode names of scripts whose marks are accents; a mark that follows no letter has no script.
+# Scripts whose combining marks are accents, by the first word of their Unicode names; "" for marks without a letter.
 _WITH_ACCENTS = {"LATIN", "GREEK", "CYRILLIC", ""}
-# The beginning of the text is looked at for vowel signs, of which a foreign word alone has fewer than this.
+# Sample from the beginning of the text that is searched for vowel signs, and the number of signs that triggers the
+# warning: a few foreign words have fewer.
 _SAMPLED_PARAGRAPHS, _SAMPLED_CHARACTERS, _FEWEST_SIGNS = 2000, 1000, 20
 
 
 @dataclass(frozen=True)
 class LearnedVocabulary:
-    """A written vocabulary: its folder, size, casing, and fit to the text."""
+    """A vocabulary on disk: its folder, size, casing, and fit to the text."""
 
     folder: Path
     size: int
@@ -47,18 +48,31 @@ def train_vocabulary(
     settings: VocabularySettings | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Learn a WordPiece vocabulary; the same input gives the same bytes.
+    """Learn a WordPiece vocabulary from text and write it to a folder.
+
+    The result is deterministic: the same texts and settings give the same files, byte for byte.
 
     Args:
-        texts: Text files, in any format that ``prepare`` reads; or documents in memory: a data frame, an Arrow table or
-            a data set with the column ``text``, ``{"text": [...]}``, or an iterator of texts. A list names files.
-        out: The folder to write.
-        words: A file with one word per line; these words become entries in any case.
+        texts: Text files in any format that ``prepare`` accepts (plain text, JSONL, Parquet), or documents in memory: a
+            data frame, an Arrow table or a dataset with the column ``text``, ``{"text": [...]}``, or an iterator of
+            texts. A list of strings is a list of files.
+        out: The folder to write. A folder with other files, such as a model, is not overwritten.
+        words: A file with one word per line. These words always become entries.
         settings: Size, casing and layout of the vocabulary.
         progress: Receives progress reports.
 
     Returns:
-        The folder.
+        The folder, which can be passed to ``prepare``.
+
+    Raises:
+        ConfigError: If a setting is invalid.
+        DataError: If a text cannot be read, or the folder holds other files.
+
+    Example:
+        >>> import cloze
+        >>> documents = {"text": ["the cat sat on the mat", "the dog sat on the cat"]}
+        >>> cloze.train_vocabulary(documents, "vocab", settings=cloze.VocabularySettings(size=40))
+        PosixPath('vocab')
     """
     settings = settings or VocabularySettings()
     with documents_as_files(texts, Path(out), settings.text) as paths:
@@ -73,10 +87,10 @@ def learn_vocabulary(
     settings: VocabularySettings | None = None,
     progress: Progress | None = None,
 ) -> LearnedVocabulary:
-    """Learn a vocabulary as ``train_vocabulary`` does; also measure how well it fits the text."""
+    """Learn a vocabulary like ``train_vocabulary``, and measure how well it fits the text."""
     settings, progress = settings or VocabularySettings(), progress or Silent()
     folder, paths = Path(out), [Path(text) for text in texts]
-    # Do not overwrite a folder with anything else in it, such as a model.
+    # Do not overwrite a folder that holds other files, such as a model.
     if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= TOKENIZER_FILES):
         raise DataError(f"{folder}: exists and is not a vocabulary's folder; choose another --out")
     first = first_entries(settings.layout, settings.unused)
@@ -103,14 +117,14 @@ def learn_vocabulary(
     )
     fit = measure_fit(counts, pieces)
     with replaced_folder(folder) as temporary:
-        # None, which means the same as ``lowercase``, is what BERT's own files have.
+        # None, as in the published BERT files, means the same value as ``lowercase``.
         strip_accents = False if settings.keep_accents else None
         Tokenizer.from_vocabulary(pieces, lowercase=not settings.cased, strip_accents=strip_accents).save(temporary)
     return LearnedVocabulary(folder, len(pieces), settings.cased, settings.keep_accents, fit)
 
 
 def _report_lost_marks(paths: Sequence[Path], settings: VocabularySettings, progress: Progress) -> None:
-    """Say if the text has vowel signs, which an uncased vocabulary drops as if they were accents."""
+    """Warn if the text has vowel signs, which an uncased vocabulary strips together with accents."""
     files = [path for path in paths if path.is_file()]  # a pipe can be read only once
     paragraphs = islice(read_paragraphs(files, settings.text, skip_bad_rows=True), _SAMPLED_PARAGRAPHS)
     words = Counter(word for paragraph in paragraphs for word in paragraph[:_SAMPLED_CHARACTERS].split())
@@ -123,16 +137,17 @@ def _report_lost_marks(paths: Sequence[Path], settings: VocabularySettings, prog
         return
     names, share = ", ".join(script.capitalize() for script, _ in scripts.most_common(3)), concerned / words.total()
     progress.say(
-        f"{names}: an uncased vocabulary drops vowel signs as if they were accents, in {share:.0%} of "
-        "the words, so that different words become the same; use --keep-accents to lowercase and keep them, or --cased"
+        f"{names}: an uncased vocabulary strips vowel signs together with accents, in {share:.0%} of "
+        "the words, so that different words become the same; use --keep-accents to lowercase but keep them, or --cased"
     )
 
 
 def lost_marks(word: str) -> list[str]:
-    """Return the scripts of the marks that the normalizer strips from a word and that are no accents.
+    """Return the scripts of the marks in a word that the normalizer strips although they are not accents.
 
-    It decomposes the word (NFD) and drops the non-spacing marks (Mn). In Latin, Greek and Cyrillic they are accents; in
-    other scripts they are vowels or change the consonant (a mark that all scripts share belongs to the letter before).
+    The normalizer decomposes the word (NFD) and drops non-spacing marks (Mn). In Latin, Greek and Cyrillic these are
+    accents; in other scripts they are vowels or change the consonant. A mark shared by all scripts (COMBINING) belongs
+    to the script of the preceding letter.
     """
     if word.isascii():
         return []
@@ -147,7 +162,10 @@ def lost_marks(word: str) -> list[str]:
 
 
 def _total_bytes(paths: Sequence[Path]) -> int | None:
-    """Return the size of the text, or None if a file is compressed; missing files are reported by the reader."""
+    """Return the size of the text in bytes, or None if it is unknown (compressed files, Parquet).
+
+    Missing files are ignored here; reading them raises the error.
+    """
     if any(is_compressed(path) or format_of(path) == "parquet" for path in paths):
         return None
     return sum(path.stat().st_size for path in paths if path.is_file())

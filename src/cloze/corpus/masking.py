@@ -1,24 +1,35 @@
-"""Masked language modelling (Devlin et al. 2019, section 3.1): which tokens the model predicts, and what it sees there.
+"""Masked language modelling: select the tokens to predict and replace them (Devlin et al. 2019, section 3.1).
 
-The third step of making a batch: shards -> sampled sequences -> **masking** -> batch. Masking has two parts.
+The third step of building a batch: shards -> sampled sequences -> **masking** -> batch. A bidirectional model cannot be
+trained to predict the next word, because it sees that word. Instead, some tokens are hidden and the model predicts them
+from both sides. Masking has two parts, selection and replacement. An excerpt of a sequence, masked by word:
 
-Selection. A sequence has a budget, 15 % of its tokens. What is selected as a unit depends on the strategy:
+    original       ...  they  play    ##ed     a  song  ...
+    selected                  x       x
+    fates                     hidden  replaced
+    model input    ...  they  [MASK]  river    a  song  ...
+    targets                   play    ##ed
+
+Selection. Each sequence has a budget of 15 % of its tokens. The strategy determines the unit of selection. Larger units
+are harder to predict: the pieces of a word often give each other away.
 
     token        single tokens, as in the paper
     word         whole words, as in the authors' later code
-    ngram        one to four consecutive words, with 40, 30, 20 and 10 % (Cui et al. 2020, section 3.1)
+    ngram        one to four consecutive words, with probabilities 40, 30, 20 and 10 % (Cui et al. 2020, section 3.1)
     span         one to ten consecutive words, geometrically distributed (Joshi et al. 2020, section 3.1)
-    entity       entities of a dictionary first, each as a whole, then whole words (Sun et al. 2019, section 3.3)
-    correction   selected like ngram, but similar words instead of ``[MASK]`` (Cui et al. 2020, section 3.1)
+    entity       first entities from a dictionary, each as a whole, then whole words (Sun et al. 2019, section 3.3)
+    correction   selected like ngram, but replaced by similar words instead of ``[MASK]`` (Cui et al. 2020, section 3.1)
 
-Replacement. 80 % of the selected tokens become ``[MASK]``, 10 % a random word, and 10 % stay: the model never sees
-``[MASK]`` in a task, so it must not rely on it. The unit that shares one such fate follows the code of each paper:
-every token for itself in the first three strategies and with entities, even within a word; a span as a whole, where
-adjacent spans count as one; each word with correction.
+Replacement. A selected token becomes ``[MASK]`` (80 %), becomes a random word (10 %) or stays unchanged (10 %). Inputs
+of a task never contain ``[MASK]``, so the model must not learn to make predictions only where it sees one. The three
+outcomes are called fates here. Which tokens share a fate follows the code of each paper: each token has its own fate
+with token, word, ngram and entity masking, even within a word; all tokens of a span share one (adjacent spans are
+treated as one); all tokens of a word share one with correction masking.
 
-All randomness comes from an array of random numbers that the caller passes in, so that a batch can be reproduced.
+All randomness comes from an array of random numbers that the caller passes in, so every batch is reproducible.
 
-Dimensions: B sequences, T tokens, W words, M selected tokens of the batch.
+Dimensions: B sequences, T tokens, W words, M selected tokens of the batch. A flat position numbers all (B, T) tokens
+row by row.
 """
 
 from dataclasses import dataclass
@@ -35,38 +46,39 @@ from cloze.text.vocabulary import CONTINUATION
 
 Fates = NDArray[np.uint8]
 
-# What happens to a selected token. Correction masking shows a similar word where the others hide.
+# Fates of a selected token: masked, replaced by a random word, or unchanged. Correction masking uses a similar word
+# instead of the mask.
 HIDDEN, REPLACED, KEPT = range(3)
-NO_SIMILAR = 3  # correction knew no similar word, and used a random one
+NO_SIMILAR = 3  # correction masking knows no similar word and uses a random one
 
-# Random numbers per token: for the order of selection, the number of words, the fate, and the replacement.
+# Random numbers per token: order of selection, number of words in a run, fate, and replacement.
 STREAMS = 4
 _ORDER, _COUNT, _FATE, _WORD = range(STREAMS)
 
 
 @dataclass(frozen=True)
 class Masked:
-    """Masked sequences, and what the model has to predict."""
+    """Masked sequences and their prediction targets."""
 
-    ids: Ids  # (B, T) as the model sees them
-    positions: Ids  # (M,) of the selected tokens, in the flattened (B * T)
+    ids: Ids  # (B, T) input of the model
+    positions: Ids  # (M,) flat positions of the selected tokens
     targets: Ids  # (M,) the original ids at these positions
     fates: Fates  # (M,) HIDDEN, REPLACED, KEPT or NO_SIMILAR
-    units: Ids  # (M, 2) position at which the token's unit starts, and the number of words drawn for it
-    boundaries: Ids | None  # (M, 3) for spans: positions before and after the span, index within it
+    units: Ids  # (M, 2) flat position at which the token's unit starts, and the number of words drawn for the unit
+    boundaries: Ids | None  # (M, 3) for spans: flat positions before and after the span, index within it
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected tokens, grouped into units: a token, a word, or a run of words that was selected together."""
+    """The selected tokens, grouped into units: a token, a word, or a run of words selected together."""
 
     selected: Flags  # (B, T)
     units: Ids  # (B, T) column at which the unit of a selected token starts
-    wanted: Ids  # (B, T) words drawn for that unit, before the budget, a neighbour or the end cut it short
+    wanted: Ids  # (B, T) number of words drawn for that unit; the unit may be shorter (see select_words)
 
 
 class Masker:
-    """Selects and masks tokens in the way that the settings say."""
+    """Selects and replaces tokens as configured by the settings."""
 
     def __init__(self, tokenizer: Tokenizer, settings: MaskSettings, tables: WordTables) -> None:
         if settings.masking == "entity" and not tables.entities:
@@ -76,14 +88,14 @@ class Masker:
         self._settings, self.tables = settings, tables
         self._mask_id = tokenizer.mask_id
         self._finder = EntityFinder(tables.entities) if settings.masking == "entity" else None
-        self.ordinary = np.asarray(tokenizer.ordinary_ids, np.int64)  # what random words are drawn from
+        self.ordinary = np.asarray(tokenizer.ordinary_ids, np.int64)  # random words are drawn from these
         self._continues = np.asarray([piece.startswith(CONTINUATION) for piece in tokenizer.pieces])
         continues = self._continues[self.ordinary]
         self._pieces_by_continuation = self.ordinary[~continues], self.ordinary[continues]
 
     @property
     def needs_words(self) -> bool:
-        """Whether word boundaries matter."""
+        """Whether selection depends on word boundaries."""
         return self._settings.masking != "token"
 
     def __call__(self, sequences: Sequences, draws: Draws) -> Masked:
@@ -94,11 +106,11 @@ class Masker:
             draws: Random numbers in [0, 1), (B, STREAMS, T): the only source of randomness.
         """
         selection = self.select(sequences, draws)
-        positions = np.flatnonzero(selection.selected)  # (M,)
+        positions = np.flatnonzero(selection.selected)  # (B, T) -> (M,)
         width = sequences.ids.shape[1]
-        origins = selection.units.reshape(-1)[positions] + positions // width * width
-        units = np.stack([origins, selection.wanted.reshape(-1)[positions]], axis=1)
-        targets = sequences.ids.reshape(-1)[positions]
+        origins = selection.units.reshape(-1)[positions] + positions // width * width  # column -> flat position
+        units = np.stack([origins, selection.wanted.reshape(-1)[positions]], axis=1)  # (M, 2)
+        targets = sequences.ids.reshape(-1)[positions]  # (M,)
         fates = self._draw_fates(sequences, positions, draws[:, _FATE])
         seen, fates = self._replace(sequences, positions, fates, draws[:, _WORD])
         ids = sequences.ids.copy()
@@ -107,41 +119,48 @@ class Masker:
         return Masked(ids, positions, targets, fates, units, boundaries)
 
     def select(self, sequences: Sequences, draws: Draws) -> Selection:
-        """Select tokens, words or runs of words, never more tokens than the budget."""
+        """Select tokens, words or runs of words, at most as many tokens as the budget allows."""
         settings, order = self._settings, draws[:, _ORDER]
         budget = self.budgets(sequences)
         if settings.masking == "token":
             return select_tokens(sequences.free, budget, order)
         starts, entities = self.words(sequences)
-        # Subtracting 1 at entities puts them before all words in the order of selection.
+        # Random numbers are in [0, 1): subtracting 1 at entities moves them before all words in the selection order.
         counts = draw_counts(draws[:, _COUNT], settings.run_shares)
         return select_words(starts, sequences.free, budget, order - entities, counts)
 
     def budgets(self, sequences: Sequences) -> Ids:
-        """Return how many tokens of each sequence may be selected: (B,)."""
+        """Return the number of tokens that may be selected in each sequence: (B,)."""
         return budgets(sequences.lengths, self._settings.rate)
 
     def words(self, sequences: Sequences) -> tuple[Flags, Flags]:
-        """Return the first tokens of what is never split, words or entities, and which are entities: (B, T), (B, T)."""
+        """Return the first tokens of all words and entities, and which of them start an entity: (B, T), (B, T).
+
+        Both are selected as a whole. Without entity masking, there are only words.
+        """
         if self._finder is None:
             return sequences.starts, np.zeros_like(sequences.starts)
         return self._finder.join(sequences, self.budgets(sequences))
 
     def _draw_fates(self, sequences: Sequences, positions: Ids, draws: Draws) -> Fates:
-        """Draw what happens to the selected tokens; tokens with the same deciding position share one fate: (M,)."""
+        """Draw the fates of the selected tokens: (M,).
+
+        The random number at a token's deciding position determines its fate, so tokens with the same deciding position
+        share one fate: the first token of a span or of a word, or the token itself.
+        """
         deciding = positions
         if self._settings.masking == "span":
             deciding = span_boundaries(positions)[:, 0] + 1
         elif self._settings.masking == "correction":
             deciding = _word_heads(sequences, positions)
-        limits = np.cumsum(self._settings.mix)[:2]
+        limits = np.cumsum(self._settings.mix)[:2]  # (0.8, 0.9): below 0.8 hidden, below 0.9 replaced, otherwise kept
         fates = np.searchsorted(limits, np.ascontiguousarray(draws).reshape(-1)[deciding], side="right")
         return fates.astype(np.uint8)
 
     def _replace(self, sequences: Sequences, positions: Ids, fates: Fates, draws: Draws) -> tuple[Ids, Fates]:
-        """Return the ids that the model sees at the selected positions, and the final fates: (M,), (M,)."""
+        """Return the model's input ids at the selected positions, and the final fates: (M,), (M,)."""
         targets = sequences.ids.reshape(-1)[positions]
-        drawn = np.ascontiguousarray(draws).reshape(-1)[positions]  # random numbers from 0 to 1, one per target
+        drawn = np.ascontiguousarray(draws).reshape(-1)[positions]  # (M,), random numbers in [0, 1)
         if self._settings.masking != "correction":
             random_words = self.ordinary[(drawn * len(self.ordinary)).astype(np.int64)]
             seen = np.where(fates == HIDDEN, self._mask_id, np.where(fates == REPLACED, random_words, targets))
@@ -152,7 +171,7 @@ class Masker:
         return seen, np.where(missing, NO_SIMILAR, fates).astype(np.uint8)
 
     def _random_pieces(self, targets: Ids, draws: Draws) -> Ids:
-        """Draw a random piece for each token, a ``##`` piece for a ``##`` piece: words keep their number of tokens."""
+        """Draw a random piece for each token, ``##`` pieces for ``##`` pieces: words keep their number of tokens."""
         result = np.empty_like(targets)
         continues = self._continues[targets]
         for pieces, mask in zip(self._pieces_by_continuation, (~continues, continues), strict=True):
@@ -161,18 +180,18 @@ class Masker:
 
 
 def budgets(lengths: Ids, rate: float) -> Ids:
-    """Return how many tokens of each sequence may be selected: (B,) -> (B,).
+    """Return the number of tokens that may be selected in each sequence: lengths (B,) -> (B,).
 
-    That is round(n * rate) of n tokens, special tokens included, and at least one, as in the original code.
+    As in the original code, this is round(length * rate), where the length includes special tokens, and at least 1.
     """
     counts: Ids = np.maximum(1, np.rint(lengths * rate)).astype(np.int64)
     return counts
 
 
 def select_tokens(free: Flags, budget: Ids, order: Draws) -> Selection:
-    """Select the free tokens with the smallest random numbers, as many as the budget allows."""
-    keys = np.where(free, order, 2.0)  # special tokens and padding sort last: random numbers are below 1
-    columns = keys.argsort(axis=1, kind="stable")
+    """Select as many free tokens as the budget allows: those with the smallest random numbers."""
+    keys = np.where(free, order, 2.0)  # random numbers are below 1, so special tokens and padding sort last
+    columns = keys.argsort(axis=1, kind="stable")  # (B, T), columns of each row in the order of selection
     selected = np.zeros(free.shape, bool)
     np.put_along_axis(selected, columns, np.arange(free.shape[1]) < budget[:, None], axis=1)
     selected &= free
@@ -180,43 +199,41 @@ def select_tokens(free: Flags, budget: Ids, order: Draws) -> Selection:
 
 
 def draw_counts(draws: Draws, shares: tuple[float, ...]) -> Ids:
-    """Map random numbers to 1, 2, ... with these probabilities (inverse transform sampling)."""
+    """Map random numbers in [0, 1) to 1, 2, ... with these probabilities (inverse transform sampling)."""
     return np.minimum(np.searchsorted(np.cumsum(shares), draws, side="right") + 1, len(shares))
 
 
 def select_words(starts: Flags, free: Flags, budget: Ids, order: Draws, counts: Ids) -> Selection:
     """Select runs of whole words in random order until the budget is filled.
 
-    A word that no longer fits is skipped for the next one, as in the original whole-word code, so that the budget is
-    filled as far as whole words can fill it. A run ends early before a word that is already selected, before a special
-    token, and where the budget ends.
+    As in the original whole-word code, a word that exceeds the remaining budget is skipped and the next one is tried,
+    so the budget is filled as far as whole words can fill it. A run ends early before a word that is already selected,
+    before a special token, and when the budget is used up.
 
     Args:
         starts: First tokens of words, (B, T).
         free: Tokens that may be selected, (B, T).
         budget: Tokens to select per sequence, (B,).
-        order: Random numbers, (B, T); words are tried in the order of those at their first tokens.
-        counts: Number of words to select from a word on, at its first token, (B, T).
+        order: Random numbers, (B, T). Words are tried in ascending order of the numbers at their first tokens.
+        counts: Number of words in a run, (B, T), given at the first token of the word that the run starts with.
     """
     words: Ids = np.cumsum(starts, axis=1) - 1  # (B, T) index of each token's word in its row
-    rows, columns = np.nonzero(starts)
+    rows, columns = np.nonzero(starts)  # both (words of all rows,)
     places = rows, words[rows, columns]
-    shape = (
-        len(starts),
-        int(words.max() + 1 + counts.max()),
-    )  # columns beyond the last word, so that no run leaves the array
-    # From here on one column per word instead of one per token: (B, W).
-    first = np.zeros(shape, np.int64)
+    # W has extra columns beyond the last word, so that no run leaves the array.
+    shape = (len(starts), int(words.max() + 1 + counts.max()))
+    # From here on there is one column per word instead of one per token: (B, W).
+    first = np.zeros(shape, np.int64)  # column of the first token of each word
     first[places] = columns
     sizes = np.bincount((np.arange(len(starts))[:, None] * shape[1] + words).ravel(), minlength=shape[0] * shape[1])
-    taken = np.ones(shape, bool)
+    taken = np.ones(shape, bool)  # words that must not be selected (again): special tokens, padding, extra columns
     taken[places] = ~free[rows, columns]
     keys = np.full(shape, 2.0)
     keys[places] = np.where(free[rows, columns], order[rows, columns], 2.0)
     wanted = np.ones(shape, np.int64)
     wanted[places] = counts[rows, columns]
     units = _select_runs(sizes.reshape(shape), taken, keys.argsort(axis=1, kind="stable"), budget, wanted)
-    unit = np.take_along_axis(units, words, axis=1)  # (B, T)
+    unit = np.take_along_axis(units, words, axis=1)  # (B, W) -> (B, T): back to one column per token
     selected = unit >= 0
     origin = np.where(selected, unit, 0)
     return Selection(selected, np.take_along_axis(first, origin, axis=1), np.take_along_axis(wanted, origin, axis=1))
@@ -225,21 +242,29 @@ def select_words(starts: Flags, free: Flags, budget: Ids, order: Draws, counts: 
 def _select_runs(sizes: Ids, taken: Flags, trials: Ids, budget: Ids, wanted: Ids) -> Ids:
     """Return for each word the first word of the run that it was selected with, or -1: (B, W).
 
-    Every iteration tries one word of every row that still has room, so that the loop runs W times, not B * W times.
+    Each iteration tries one word in every row that still has budget left (R rows), so the loop runs W times instead of
+    B * W times.
+
+    Args:
+        sizes: Tokens of each word, (B, W).
+        taken: Words that must not be selected, (B, W). Updated in place.
+        trials: Words of each row in the order in which they are tried, (B, W).
+        budget: Tokens to select per sequence, (B,).
+        wanted: Number of words in a run that starts with this word, (B, W).
     """
     units = np.full(sizes.shape, -1)
     left = budget.copy()
-    smallest = np.where(taken, budget.max() + 1, sizes).min(axis=1)
-    steps = np.arange(wanted.max())
+    smallest = np.where(taken, budget.max() + 1, sizes).min(axis=1)  # (B,), tokens of the smallest free word
+    steps = np.arange(wanted.max())  # (S,), offsets of words within the longest run
     for trial in trials[:, : int((~taken).sum(axis=1).max())].T:
-        rows = np.flatnonzero(left >= smallest)
+        rows = np.flatnonzero(left >= smallest)  # (R,); in other rows, no word fits any more
         if len(rows) == 0:
             break
-        word = trial[rows]
-        run = rows[:, None], word[:, None] + steps
-        cost = np.cumsum(sizes[run], axis=1)
+        word = trial[rows]  # (R,)
+        run = rows[:, None], word[:, None] + steps  # indices of the (R, S) words of all runs
+        cost = np.cumsum(sizes[run], axis=1)  # (R, S), tokens of the run up to and including each word
         fits = ~taken[run] & (cost <= left[rows, None]) & (steps < wanted[rows, word][:, None])
-        # A run stops at its first word that does not fit.
+        # A run ends before the first word that does not fit.
         fits = np.logical_and.accumulate(fits, axis=1)
         taken[run] |= fits
         units[run] = np.where(fits, word[:, None], units[run])
@@ -248,14 +273,15 @@ def _select_runs(sizes: Ids, taken: Flags, trials: Ids, budget: Ids, wanted: Ids
 
 
 def span_boundaries(positions: Ids) -> Ids:
-    """Return the positions before and after each selected token's span, and its index within it: (M,) -> (M, 3).
+    """Return the flat positions before and after each token's span, and its index in the span: (M,) -> (M, 3).
 
-    Adjacent spans count as one, as in SpanBERT's code, so that the boundary tokens are never selected themselves. They
-    always exist: sequences start with ``[CLS]``, and segments end with ``[SEP]``.
+    The span boundary objective (Joshi et al. 2020, section 3.2) predicts a token from the tokens at the two boundaries.
+    As in SpanBERT's code, adjacent spans are treated as one, so that boundary tokens are never masked themselves. They
+    always exist, because sequences start with ``[CLS]`` and segments end with ``[SEP]``.
     """
-    new = np.diff(positions, prepend=-2) != 1
-    span = np.cumsum(new) - 1
-    first = positions[new]
+    new = np.diff(positions, prepend=-2) != 1  # (M,), first tokens of spans
+    span = np.cumsum(new) - 1  # (M,), number of each token's span
+    first = positions[new]  # (spans,)
     sizes = np.bincount(span, minlength=len(first))
     before = (first - 1)[span]
     return np.stack([before, before + sizes[span] + 1, positions - before - 1], axis=1)

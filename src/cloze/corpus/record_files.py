@@ -1,7 +1,7 @@
-"""JSONL and Parquet rows, and data in memory -> documents: one per row, its text in a column, a paragraph per line.
+"""Read documents from JSONL and Parquet files and from data in memory: one per row, one paragraph per line of text.
 
-``corpus/documents.py`` calls this for files that are not plain text. Every bad row is named by file and number and
-passed to ``on_bad_row``, which raises, or counts it and returns; then reading continues with the next row.
+``corpus/documents.py`` calls this for files that are not plain text. A bad row is passed to ``on_bad_row`` as an error
+that names its file and number. The callback either raises, or returns, and reading continues with the next row.
 """
 
 import json
@@ -15,7 +15,7 @@ from cloze.corpus.documents import FileRange, Paragraph, TextStream, cut_paragra
 from cloze.errors import DataError, did_you_mean
 from cloze.files import UTF8_MARK, RowError, replaced_file, scratch_folder
 
-# A row is read into memory as a whole.
+# Maximum bytes of a row, because a row is held in memory as a whole.
 LONGEST_ROW = 64 * 2**20
 _ROWS_AT_ONCE = 64
 _PARQUET_BUFFER = 2**20
@@ -46,7 +46,7 @@ def _parse(stream: TextStream, number: int, line: bytes, column: str) -> str:
             line = stream.readline(LONGEST_ROW)
         raise RowError(
             f"{place}: this row is longer than {LONGEST_ROW // 2**20} MB; "
-            "put so long a document into a plain text file, which may be of any size"
+            "put long documents into a plain text file, whose size is not limited"
         )
     if number == 1:
         line = line.removeprefix(UTF8_MARK)
@@ -57,13 +57,13 @@ def _parse(stream: TextStream, number: int, line: bytes, column: str) -> str:
         raise RowError(
             f"{place}: byte {error.start + 1} (0x{line[error.start]:02x}) is not UTF-8; save the file as UTF-8"
         ) from error
-    # Deep nesting exhausts the recursion limit; huge integers exceed Python's digit limit (a ValueError).
+    # Deep nesting exceeds the recursion limit; huge integers exceed Python's digit limit (a ValueError).
     except (ValueError, RecursionError) as error:
         raise RowError(
-            f'{place}: not valid JSON ({str(error)[:100]}); expected one object a line, as {{"{column}": "..."}}'
+            f'{place}: not valid JSON ({str(error)[:100]}); expected one object per line, as {{"{column}": "..."}}'
         ) from error
     if not isinstance(row, dict):
-        raise RowError(f'{place}: {text[:40]!r} is not an object; expected one a line, as {{"{column}": "..."}}')
+        raise RowError(f'{place}: {text[:40]!r} is not an object; expected one per line, as {{"{column}": "..."}}')
     if column not in row:
         raise RowError(_no_column(place, column, list(row)))
     return _checked(place, column, row[column])
@@ -85,7 +85,7 @@ def read_parquet(path: Path, file_range: FileRange, column: str, on_bad_row: OnB
 
 @contextmanager
 def open_parquet(path: Path, column: str) -> Iterator[Any]:
-    """Open a Parquet file, after checking that it has this column of strings."""
+    """Open a Parquet file and check that it has this column and that the column holds strings."""
     import pyarrow
     from pyarrow import parquet
 
@@ -96,7 +96,7 @@ def open_parquet(path: Path, column: str) -> Iterator[Any]:
                 if column not in schema.names:
                     raise DataError(_no_column(str(path), column, schema.names))
                 kind = schema.field(column).type
-                if pyarrow.types.is_dictionary(kind):  # as pandas writes repeated texts
+                if pyarrow.types.is_dictionary(kind):  # pandas writes categorical columns like this
                     kind = kind.value_type
                 if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
                     raise DataError(
@@ -104,7 +104,8 @@ def open_parquet(path: Path, column: str) -> Iterator[Any]:
                     )
                 yield file
         except pyarrow.ArrowException as error:
-            raise DataError(f"{path}: not a whole Parquet file ({str(error)[:100]}); fetch it again") from error
+            reason = str(error)[:100]
+            raise DataError(f"{path}: damaged or truncated Parquet file ({reason}); fetch it again") from error
 
 
 def _value(path: Path, number: int, column: str, value: Any) -> str:
@@ -126,8 +127,8 @@ def _value(path: Path, number: int, column: str, value: Any) -> str:
 
 def _checked(place: str, column: str, value: object) -> str:
     if not isinstance(value, str):
-        kind = "empty (null)" if value is None else f"{str(value)[:40]!r}, of the kind {type(value).__name__}"
-        raise RowError(f"{place}: the column {column!r} is {kind}; expected a string: mend it or use --on-bad-row skip")
+        kind = "empty (null)" if value is None else f"{str(value)[:40]!r}, of type {type(value).__name__}"
+        raise RowError(f"{place}: the column {column!r} is {kind}; expected a string: fix it or use --on-bad-row skip")
     return value
 
 
@@ -146,12 +147,12 @@ def _paragraphs(number: int, text: str) -> Iterator[Paragraph]:
 
 @contextmanager
 def documents_as_files(texts: Any, out: Path, column: str) -> Iterator[list[Path]]:
-    """Yield text files as paths; documents in memory are written beside ``out`` while the block runs.
+    """Yield the paths of text files; documents in memory are written to a temporary file next to ``out``.
 
     Args:
-        texts: A file, a list of files, or documents: a data frame, an Arrow table or a data set with the column, a
-            mapping of columns, or an iterable of texts, of lists of paragraphs or of rows with the column.
-        out: What is made of them; the written file is named after it, so that interrupted work recognizes it.
+        texts: A file, a list of files, or documents: a data frame, an Arrow table or a dataset with the column, a
+            mapping of columns, or an iterable of texts, of lists of paragraphs, or of rows with the column.
+        out: The output of the job. The temporary file is named after it, so that a resumed job recognizes its input.
         column: The column with the texts.
     """
     if isinstance(texts, str | os.PathLike):
@@ -176,14 +177,14 @@ def _check_is_path(text: str | os.PathLike[str]) -> Path:
 
 
 def iter_documents(data: Any, column: str) -> Iterator[list[str]]:
-    """Yield documents in memory, each as the list of its paragraphs; blank ones are left out."""
+    """Yield documents in memory, each as a list of paragraphs, without blank documents."""
     for number, value in enumerate(_values(data, column), start=1):
         if isinstance(value, Mapping):
             value = value.get(column)
         paragraphs = list(value) if isinstance(value, list | tuple) else [value]
         for text in paragraphs:
             if not isinstance(text, str):
-                raise DataError(f"document {number}: {text!r:.40} is no text; expected a text or a list of paragraphs")
+                raise DataError(f"document {number}: {text!r:.40} is not text; expected text or a list of paragraphs")
             _check_characters(text, number)
         lines = [line.strip() for text in paragraphs for line in text.split("\n") if line.strip()]
         if lines:
@@ -195,11 +196,11 @@ def _check_characters(text: str, number: int) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
-        raise DataError(f"document {number}: it has half of a character ({half}); write both halves") from error
+        raise DataError(f"document {number}: has half a surrogate pair ({half}); use whole characters") from error
 
 
 def _values(data: Any, column: str) -> Iterable[Any]:
-    """Return the documents of data in memory, which is recognised by protocol."""
+    """Return the documents of data in memory, recognised by the protocols that it implements."""
     if hasattr(data, "__arrow_c_stream__") and (hasattr(data, "columns") or hasattr(data, "schema")):
         import pyarrow
 

@@ -1,19 +1,27 @@
-"""Shards -> sequences: which ranges of the corpus form the examples of an epoch, and their tokens.
+"""Sampling: divide the corpus into the examples of an epoch, and assemble their token sequences.
 
-The second step of making a batch: shards -> **sampling** -> masking -> batch. Sentences are adjacent in the corpus, so
-that several whole sentences are a range of tokens, here called a chunk. An epoch is first planned as chunks, without
-reading a token; ``assemble`` then reads the examples of one batch. Every example is ``[CLS]`` and its chunks, each
-followed by ``[SEP]``: two chunks for sentence pairs, one or more for full sentences.
+The second step of building a batch: shards -> **sampling** -> masking -> batch. Consecutive sentences are adjacent in
+the corpus, so several whole sentences are one range of tokens, called a chunk here. An epoch is first planned in terms
+of chunks, without reading any tokens; ``assemble`` then reads the examples of a batch. An example consists of ``[CLS]``
+and its chunks, each followed by ``[SEP]``: two chunks for sentence pairs, one or more for full sentences.
 
     nsp   next-sentence prediction (Devlin et al. 2019, section 3.1): B follows A, or is from another document
     sop   sentence-order prediction (Lan et al. 2020, section 3.1): A and B are adjacent, or swapped
-    relation  as nsp, but half of the wrong pairs are from elsewhere in A's document
-    none  FULL-SENTENCES (Liu et al. 2019, section 4.2): whole sentences, as many as fit; where a document ends, the
-          next one continues after a ``[SEP]``; everything is segment 0
+    relation  like nsp, but half of the wrong pairs have a B from elsewhere in A's document
+    copy  B is a copy of A with words dropped and moved (``copies.py``)
+    none  FULL-SENTENCES (Liu et al. 2019, section 4.2): as many whole sentences as fit. At the end of a document, a
+          ``[SEP]`` and the next document follow. All tokens have segment 0.
 
-Both kinds of pairs walk through each document by the algorithm of the original ``create_pretraining_data``: collect
-sentences up to the target length, and split them in two at a random sentence. With nsp, if B is
-random, the sentences that would have been the true B start the next example.
+Pairs are planned with the algorithm of the original ``create_pretraining_data``, which walks through each document:
+collect sentences up to a target length (one example), then split them at a random sentence boundary. For example, for a
+document of sentences 1 to 7 and nsp:
+
+    collected     split        B is         example                          next example starts at
+    1 2 3         1 2 | 3      the true one [CLS] 1 2 [SEP] 3 [SEP]          4
+    4 5 6         4 | 5 6      random       [CLS] 4 [SEP] x y [SEP]          5 (5 and 6 were not used)
+    5 6 7         ...
+
+With sop, pairs are swapped instead of taken from another document, so that every sentence is used in every case.
 
 Dimensions: B sequences, T tokens, E examples of an epoch, C chunks.
 """
@@ -37,10 +45,12 @@ Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
-_BLOCK = 4096  # random numbers drawn at once
+RELATION_SHARE = 2 / 3  # of the pairs of relations, B does not follow A
+_BLOCK = 4096  # random numbers per block
 # With fewer documents, plain loops are faster than arrays.
 _MANY = 24
-# Columns of a walk. If A is a single sentence with nothing after it, _MIDDLE equals STOP.
+# Columns of a walk: document; token positions where A starts, B starts and B stops; target length in tokens; whether
+# the pair is wrong (random or swapped). If A is a single sentence with nothing after it, _MIDDLE equals STOP.
 _DOCUMENT, START, _MIDDLE, STOP, _TARGET, _WRONG = range(6)
 
 
@@ -48,12 +58,12 @@ _DOCUMENT, START, _MIDDLE, STOP, _TARGET, _WRONG = range(6)
 class EpochPlan:
     """The examples of an epoch, in the order of the corpus."""
 
-    chunks: Ids  # (C, 3): first token, one after the last token, segment
-    rows: Ids  # (E + 1,): first chunk of each example, and the end
-    # (E,): 1 where B is random (nsp) or A and B are swapped (sop); for relation, 0 where B follows A, 1 where it is
-    # from another document, 2 where it is from elsewhere in A's document; (0,) without pairs
+    chunks: Ids  # (C, 3): first token, one past the last token, segment
+    rows: Ids  # (E + 1,): index of the first chunk of each example, and C at the end
+    # (E,): 1 if B is random (nsp) or A and B are swapped (sop); for relation, 0 if B follows A, 1 if it is from another
+    # document, 2 if it is from elsewhere in A's document; (0,) without pairs
     labels: Ids
-    tossed: Flags  # (E,) or (0,): whether the label was random, not forced because nothing follows A
+    tossed: Flags  # (E,) or (0,): true if the label was drawn at random, false if it was forced: nothing follows A
 
     @property
     def count(self) -> int:
@@ -62,31 +72,35 @@ class EpochPlan:
 
     @cached_property
     def lengths(self) -> Ids:
-        """Tokens of each example, the special ones included: (E,)."""
-        sizes = self.chunks[:, 1] - self.chunks[:, 0] + 1  # and its [SEP]
+        """Tokens of each example, including special tokens: (E,)."""
+        sizes = self.chunks[:, 1] - self.chunks[:, 0] + 1  # (C,), including [SEP]
         ends = np.concatenate([[0], np.cumsum(sizes)])
-        lengths: Ids = ends[self.rows[1:]] - ends[self.rows[:-1]] + 1  # and [CLS]
+        lengths: Ids = ends[self.rows[1:]] - ends[self.rows[:-1]] + 1  # (E,), including [CLS]
         return lengths
 
     def chunks_of(self, examples: Ids) -> tuple[Ids, Ids]:
         """Return the chunks of some examples, concatenated (N, 3), and the number of chunks of each (B,)."""
-        firsts = self.rows[examples]
-        counts = self.rows[examples + 1] - firsts
+        firsts = self.rows[examples]  # (B,)
+        counts = self.rows[examples + 1] - firsts  # (B,)
+        # Concatenated ranges firsts[i], firsts[i] + 1, ... of counts[i] numbers each: (N,).
         numbers = np.arange(counts.sum()) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
         return self.chunks[numbers], counts
 
 
 def drawing(generator: np.random.Generator) -> Callable[[], float]:
-    """Return a function that returns random numbers in [0, 1), drawn in blocks so that a call is cheap.
+    """Return a function that returns random numbers in [0, 1), drawn in blocks so that each call is cheap.
 
-    For walks in which the next draw depends on the last one, so that arrays cannot be used.
+    Used where each step depends on the previous draw, so that numbers cannot be drawn as one array.
     """
     blocks = (generator.random(_BLOCK).tolist() for _ in repeat(None))
     return chain.from_iterable(blocks).__next__
 
 
 def plan_next_sentences(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> EpochPlan:
-    """Plan an epoch of next-sentence prediction: every sentence is used once, as A or as the true B."""
+    """Plan an epoch of next-sentence prediction: every sentence is used once, as A or as the true B.
+
+    Random segments are additional: they are copied from other documents, where their sentences are also used.
+    """
     if corpus.document_count < 2:
         raise DataError(
             f"the corpus has {corpus.document_count} document; next-sentence prediction takes its wrong answers from "
@@ -96,7 +110,7 @@ def plan_next_sentences(corpus: Corpus, settings: ExampleSettings, generator: np
     walk = walk_documents(corpus, settings, generator, returns_rest=True)
     first, second = walk[:, [START, _MIDDLE]], walk[:, [_MIDDLE, STOP]]
     wrong = walk[:, _WRONG] == 1
-    wanted = walk[wrong, _TARGET] - (first[wrong, 1] - first[wrong, 0])
+    wanted = walk[wrong, _TARGET] - (first[wrong, 1] - first[wrong, 0])  # tokens left for B
     second[wrong] = _random_segments(corpus, walk[wrong, _DOCUMENT], wanted, generator)
     tossed = walk[:, _MIDDLE] < walk[:, STOP]
     return _plan(first, second, walk[:, _WRONG], tossed, settings, generator)
@@ -109,7 +123,7 @@ def plan_relations(corpus: Corpus, settings: ExampleSettings, generator: np.rand
     rely on the topic alone. A document with nothing outside A and the sentence after it has no such negatives, and gets
     one from another document.
     """
-    next_sentences = plan_next_sentences(corpus, replace(settings, random_share=2 / 3), generator)
+    next_sentences = plan_next_sentences(corpus, replace(settings, random_share=RELATION_SHARE), generator)
     chunks, labels = next_sentences.chunks.reshape(-1, 2, 3).copy(), next_sentences.labels.copy()
     chosen = np.flatnonzero((labels == 1) & (generator.random(len(labels)) < 1 / 2))
     elsewhere, exists = _segments_elsewhere(corpus, chunks[chosen], generator)
@@ -142,11 +156,11 @@ def _segments_elsewhere(corpus: Corpus, pairs: Ids, generator: np.random.Generat
 
 
 def plan_sentence_order(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> EpochPlan:
-    """Plan an epoch of sentence order: every sentence is used once, and ``random_share`` of the pairs are swapped.
+    """Plan an epoch of sentence-order prediction: every sentence is used once; ``random_share`` of pairs are swapped.
 
-    ALBERT's code gives a single sentence (the last of its document, or a long one) a random partner and labels the pair
-    swapped. Here it is split in two at a random token, so that the label always means the order, and one document is
-    enough. A single sentence of one token has no order and is left out.
+    If an example is a single sentence (the last of its document, or a long one), ALBERT's code adds a random sentence
+    and labels the pair as swapped. Here the sentence is split at a random token instead, so that labels always refer to
+    the order, and a corpus of one document is enough. A sentence of one token cannot be split and is dropped.
     """
     walk = walk_documents(corpus, settings, generator)
     walk = walk[walk[:, STOP] - walk[:, START] > 1]
@@ -164,8 +178,9 @@ def walk_documents(
 ) -> Ids:
     """Walk through each document and record where examples start, split and stop: (E, 6).
 
-    Where an example starts depends on the one before it. So one example of every document is taken at a time, as NumPy
-    arrays, until few documents are left; the rest of each of those is walked in a plain loop.
+    An example starts where the one before it in the document stops, so a document cannot be processed at once. Instead,
+    one wave takes one example of every document, as NumPy arrays. When few documents are left, a plain loop finishes
+    each of them. ``returns_rest`` (nsp): the sentences that a random B displaces start the next example.
     """
     documents, starts = np.arange(corpus.document_count), corpus.documents[:-1]
     waves = [np.zeros((0, 6), np.int64)]
@@ -189,20 +204,22 @@ def _wave(
     *,
     returns_rest: bool,
 ) -> tuple[Ids, Ids]:
-    """Take one example of each document; return the examples and the first sentences of the next ones."""
+    """Take one example of each of D documents: return them, (D, 6), and the first sentences of the next ones, (D,)."""
     room, count, sentences = settings.max_length - SPECIAL_TOKENS, len(documents), corpus.sentences
-    # The original draws this once per document, so that the share of short examples depends on document lengths; here
-    # it is drawn for every example, so that the share is that of the settings.
+    # The original code decides this once per document, so that its share of short examples depends on document lengths.
+    # Here it is decided for each example, so that the share matches the settings.
     is_short = generator.random(count) < settings.short_share
-    targets = np.where(is_short, generator.integers(2, room + 1, count), room)
-    begins = sentences[starts]
+    targets = np.where(is_short, generator.integers(2, room + 1, count), room)  # (D,), tokens
+    begins = sentences[starts]  # (D,), token positions
+    # The first sentence boundary at or after the target length, but not beyond the document. A and B may exceed the
+    # length by a part of a sentence; _truncate removes it.
     stops = np.minimum(np.searchsorted(sentences, begins + targets), corpus.documents[documents + 1])
-    alone = stops == starts + 1
+    alone = stops == starts + 1  # a single sentence: nothing is left for B
     split = starts + 1 + (generator.random(count) * (stops - starts - 1)).astype(np.int64)
     middles = np.where(alone, stops, split)
     wrong = generator.random(count) < settings.random_share
     if returns_rest:
-        wrong |= alone
+        wrong |= alone  # without a true B, the pair must be random
     walk = np.stack([documents, begins, sentences[middles], sentences[stops], targets, wrong], axis=1)
     return walk, np.where(wrong, middles, stops) if returns_rest else stops
 
@@ -216,7 +233,7 @@ def _walk_on(
     *,
     returns_rest: bool,
 ) -> Ids:
-    """Do what ``_wave`` does in a plain loop, for one document from a sentence to its end."""
+    """Apply the steps of ``_wave`` in a plain loop to one document, from sentence ``start`` to its end."""
     room, short_share, wrong_share = settings.max_length - SPECIAL_TOKENS, settings.short_share, settings.random_share
     places = corpus.sentences[start : corpus.documents[document + 1] + 1].tolist()
     walk = array("q")
@@ -233,13 +250,17 @@ def _walk_on(
 
 
 def _random_segments(corpus: Corpus, documents: Ids, wanted: Ids, generator: np.random.Generator) -> Ids:
-    """Return sentences of another document, from a random one on, up to ``wanted`` tokens or its end: (N, 2)."""
+    """Return the token ranges of random segments from other documents: (N, 2).
+
+    A segment starts at a random sentence. It ends with the first sentence that reaches ``wanted`` tokens, (N,), or with
+    the document.
+    """
     others = generator.integers(corpus.document_count - 1, size=len(documents))
-    others += others >= documents  # never the same document
+    others += others >= documents  # skips the document itself, so that all others are equally likely
     last = corpus.documents[others + 1]
     sentences = generator.integers(corpus.documents[others], last)
     starts = corpus.sentences[sentences]
-    # The first sentence end at or beyond the wanted length, after at least one sentence.
+    # The first sentence end at or after the wanted length, but at least one sentence.
     ends = np.searchsorted(corpus.sentences, starts + np.maximum(1, wanted))
     return np.stack([starts, corpus.sentences[np.minimum(ends, last)]], axis=1)
 
@@ -247,6 +268,7 @@ def _random_segments(corpus: Corpus, documents: Ids, wanted: Ids, generator: np.
 def _plan(
     first: Ids, second: Ids, labels: Ids, tossed: Flags, settings: ExampleSettings, generator: np.random.Generator
 ) -> EpochPlan:
+    """Truncate the segments of all pairs, (E, 2) each, and return their plan."""
     first, second = _truncate(first, second, settings.max_length - SPECIAL_TOKENS, generator)
     chunks = np.zeros((len(first), 2, 3), np.int64)
     chunks[:, 0, :2], chunks[:, 1, :2], chunks[:, 1, 2] = first, second, 1
@@ -254,23 +276,26 @@ def _plan(
 
 
 def _truncate(first: Ids, second: Ids, room: int, generator: np.random.Generator) -> tuple[Ids, Ids]:
-    """Truncate the longer segment first, each token at a random end, so that neither end is favoured."""
+    """Truncate pairs to ``room`` tokens: the longer segment first, each token at a random end to avoid a bias."""
     kept_first, kept_second = _shared(first[:, 1] - first[:, 0], second[:, 1] - second[:, 0], room)
     return cut(first, kept_first, generator), cut(second, kept_second, generator)
 
 
 def cut(segments: Ids, kept: Ids, generator: np.random.Generator) -> Ids:
-    """Truncate segments (N, 2) to ``kept`` tokens, each surplus token at a random end: (N, 2)."""
+    """Shorten segments, (E, 2), to ``kept`` tokens; the surplus is split between both ends at random."""
     surplus = segments[:, 1] - segments[:, 0] - kept
     starts = segments[:, 0].copy()
     long = surplus > 0
-    starts[long] += generator.binomial(surplus[long], 0.5)
+    starts[long] += generator.binomial(surplus[long], 0.5)  # tokens removed at the front: a coin toss per token
     return np.stack([starts, starts + kept], axis=1)
 
 
 def _shared(first: Ids, second: Ids, room: int) -> tuple[Ids, Ids]:
-    """Return the lengths after truncating the longer segment first: (long, long) with room 125 -> (63, 62)."""
-    # Of equally long segments B loses a token first, as in the original, so that A keeps the odd token.
+    """Return the lengths after truncating the longer segment first: two long segments and room 125 -> (63, 62).
+
+    A segment shorter than half of the room keeps its length, and the other one gets the rest.
+    """
+    # As in the original, B loses a token first if both are equally long, so A keeps the odd token.
     half_first, half_second = room - room // 2, room // 2
     kept_first = np.minimum(first, np.maximum(half_first, room - second))
     kept_second = np.minimum(second, np.maximum(half_second, room - first))
@@ -278,10 +303,10 @@ def _shared(first: Ids, second: Ids, room: int) -> tuple[Ids, Ids]:
 
 
 def plan_full_sentences(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> EpochPlan:
-    """Plan an epoch of full sentences: every token is used once. A sentence longer than a sequence is cut.
+    """Plan an epoch of full sentences: every token is used once. A sentence longer than a sequence is split.
 
-    The order of documents is new in every epoch. Within a long document the sequences repeat, as RoBERTa's do, and only
-    the masks are new. No sequence is short on purpose.
+    The order of documents changes in every epoch. Within a long document the sequences stay the same, as in RoBERTa,
+    and only the masks change. ``short_share`` does not apply.
     """
     room = left = settings.max_length - 1  # without [CLS]
     chunks, rows = array("q"), array("q", [0])
@@ -289,14 +314,14 @@ def plan_full_sentences(corpus: Corpus, settings: ExampleSettings, generator: np
         places = corpus.sentences[corpus.documents[document] : corpus.documents[document + 1] + 1].tolist()
         start, end = places[0], places[-1]
         while start < end:
-            # One of the tokens left is for [SEP]; there may not even be room for that.
+            # The last sentence end that fits; one of the tokens left is for [SEP], and there may not be room for that.
             stop = places[max(1, bisect_right(places, start + left - 1)) - 1]
-            if stop <= start:
-                if left < room:
+            if stop <= start:  # not even one sentence fits
+                if left < room:  # finish this sequence and try again in an empty one
                     rows.append(len(chunks) // 3)
                     left = room
                     continue
-                stop = start + room - 1
+                stop = start + room - 1  # longer than a whole sequence: split it
             chunks.extend((start, stop, 0))
             left -= stop - start + 1
             start = stop
@@ -307,38 +332,39 @@ def plan_full_sentences(corpus: Corpus, settings: ExampleSettings, generator: np
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences before masking."""
+    """A batch of sequences before masking."""
 
     ids: Ids  # (B, T)
     segments: Ids  # (B, T)
-    lengths: Ids  # (B,) real tokens of each sequence; the rest is padding
-    free: Flags  # (B, T) tokens of the text, which may be masked; special tokens and padding may not
-    starts: Flags  # (B, T) first tokens of words; also true where not free
+    lengths: Ids  # (B,) number of real tokens; the rest is padding
+    free: Flags  # (B, T) tokens that may be masked: all but special tokens and padding
+    starts: Flags  # (B, T) first tokens of words; also true at special tokens and padding
 
 
 def assemble(
     corpus: Corpus, tokenizer: Tokenizer, plan: EpochPlan, examples: Ids, *, width: int, words: bool
 ) -> Sequences:
-    """Read the tokens of some examples of a plan.
+    """Read some examples of a plan and build their sequences.
 
     Args:
-        corpus: Where to read.
-        tokenizer: Names the special tokens.
+        corpus: The corpus that was planned.
+        tokenizer: Provides the ids of special tokens.
         plan: The examples of an epoch.
-        examples: Which of them, (B,).
+        examples: Indices of the examples to read, (B,).
         width: Tokens per row, T; shorter sequences are padded.
-        words: Whether to read word starts; without them, every token is a word of its own. The rest of a word that
-            was truncated is a word.
+        words: Whether to read word starts. Otherwise, every token is treated as a word. If truncation splits a word,
+            the rest of it is treated as a word.
     """
     shape = len(examples), width
     ids = np.full(shape, tokenizer.pad_id, dtype=np.int64)
     segments = np.zeros(shape, np.int64)
     free, starts = np.zeros(shape, bool), np.ones(shape, bool)
-    chunks, counts = plan.chunks_of(examples)
-    begins, stops, numbers = chunks.T
+    chunks, counts = plan.chunks_of(examples)  # (N, 3), (B,)
+    begins, stops, numbers = chunks.T  # each (N,); numbers are the segment ids
     sizes = stops - begins
-    places = _places(sizes + 1, counts, width)
-    ends = places + sizes
+    places = _places(sizes + 1, counts, width)  # (N,), flat position of the first token of each chunk
+    ends = places + sizes  # (N,), flat position of each [SEP]
+    # Flat positions of all tokens of all chunks: concatenated ranges that start at ``places``.
     tokens = np.arange(sizes.sum()) + np.repeat(places - (np.cumsum(sizes) - sizes), sizes)
     ranges = list(zip(begins.tolist(), stops.tolist(), strict=True))
     ids[:, 0] = tokenizer.cls_id
@@ -349,13 +375,16 @@ def assemble(
     free.reshape(-1)[tokens] = True
     if words:
         starts.reshape(-1)[tokens] = np.concatenate([corpus.word_starts(start, stop) for start, stop in ranges])
-        starts.reshape(-1)[places] = True
+        starts.reshape(-1)[places] = True  # even if truncation starts the chunk inside a word
     return Sequences(ids, segments, plan.lengths[examples], free, starts)
 
 
 def _places(sizes: Ids, counts: Ids, width: int) -> Ids:
-    """Return where each chunk starts in the flattened (B * T): the first of a row after ``[CLS]``, then in turn."""
-    before = np.cumsum(sizes) - sizes
-    firsts = np.cumsum(counts) - counts
+    """Return the flat position in (B, T) at which each chunk starts: (N,).
+
+    The first chunk of a row starts after ``[CLS]``; each other chunk starts after the ``[SEP]`` of the one before it.
+    """
+    before = np.cumsum(sizes) - sizes  # (N,), tokens of all chunks before this one, in all rows
+    firsts = np.cumsum(counts) - counts  # (B,), first chunk of each row
     places: Ids = before + np.repeat(np.arange(len(counts)) * width + 1 - before[firsts], counts)
     return places

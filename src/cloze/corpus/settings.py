@@ -1,4 +1,7 @@
-"""Settings of vocabularies, preparation, examples and masking. Light to import: the CLI loads this for `--help`."""
+"""Settings of vocabularies, preparation, examples and masking.
+
+Imports nothing heavy: the CLI loads this for ``--help``.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,39 +14,48 @@ Objective = Literal["nsp", "sop", "relation", "copy", "none"]
 Masking = Literal["token", "word", "ngram", "span", "entity", "correction"]
 
 
-# Maximum number of tokens of a sequence, far beyond what attention can afford.
+# Upper bound for the length of a sequence in tokens, far beyond what is practical with full attention.
 LONGEST = 32_768
 SHORTEST = 8  # a pair of segments with their special tokens
 
 
 @dataclass(frozen=True)
 class VocabularySettings:
-    """Settings of vocabulary learning."""
+    """Settings of ``train_vocabulary``. Each attribute is also a command-line option.
+
+    Raises:
+        ConfigError: If a value is out of range.
+
+    Example:
+        >>> import cloze
+        >>> cloze.VocabularySettings(size=8_000, cased=True).strip_accents
+        False
+    """
 
     size: int = 30_000
-    """Entries, the special ones included."""
+    """Number of entries, including special tokens."""
     cased: bool = False
     """Keep capitals and accents."""
     keep_accents: bool = False
-    """Lowercase, but keep accents and vowel signs (combining marks), as Hindi, Thai or Vietnamese needs."""
+    """Lowercase, but keep accents and vowel signs (combining marks), as needed for Hindi, Thai or Vietnamese."""
     minimum_frequency: int = 2
-    """A pair of pieces seen less often is not merged."""
+    """Minimum number of occurrences of a pair of pieces to be merged."""
     layout: Literal["compact", "published"] = "compact"
-    """compact: the five special tokens first; published: all of them where BERT's English vocabularies have them."""
+    """Positions of the special tokens: compact (the first five) or published (as in BERT's English vocabularies)."""
     unused: int | None = None
-    """Entries for words to be added later; 99 in the published layout, none in the compact one if left out."""
+    """Number of unused entries for words added later; by default 99 in the published layout, else none."""
     workers: int | None = None
-    """Processes that count words; one per core if left out. The result is the same."""
+    """Number of worker processes; by default, one per core. It does not affect the result."""
     text: str = "text"
-    """The column with the texts, in JSONL and Parquet files."""
+    """Column with the texts in JSONL and Parquet files."""
     on_bad_row: Literal["stop", "skip"] = "stop"
-    """A row of JSONL or Parquet that cannot be read: stop, or pass over it; plain text that is not UTF-8 stops."""
+    """On a malformed row of JSONL or Parquet: stop, or skip it. Plain text that is not UTF-8 is always an error."""
 
     def __post_init__(self) -> None:
         check_types(self)
         if self.size < 10:
             raise ConfigError(
-                f"size is {self.size}; a vocabulary needs at least 10 entries, and thousands to be of use"
+                f"size is {self.size}; a vocabulary needs at least 10 entries, and thousands to be useful"
             )
         if self.cased and self.keep_accents:
             raise ConfigError("cased and keep_accents are both set, but cased keeps accents anyway; use one of the two")
@@ -54,30 +66,39 @@ class VocabularySettings:
 
     @property
     def strip_accents(self) -> bool:
-        """Whether accents are dropped."""
+        """Whether accents are stripped."""
         return not (self.cased or self.keep_accents)
 
 
 @dataclass(frozen=True)
 class PrepareSettings:
-    """Settings of corpus preparation."""
+    """Settings of ``prepare``. Each attribute is also a command-line option.
+
+    Raises:
+        ConfigError: If a value is out of range.
+
+    Example:
+        >>> import cloze
+        >>> cloze.PrepareSettings(duplicates="near").held_out
+        0.01
+    """
 
     held_out: float = 0.01
-    """Share of documents that training never sees."""
+    """Fraction of the documents that is held out from training."""
     seed: int = 0
-    """Decides which documents are held out."""
+    """Random seed for choosing the held-out documents."""
     text: str = "text"
-    """The column with the texts, in JSONL and Parquet files."""
+    """Column with the texts in JSONL and Parquet files."""
     on_bad_row: Literal["stop", "skip"] = "stop"
-    """A row of JSONL or Parquet that cannot be read: stop, or skip and count; plain text that is not UTF-8 stops."""
+    """On a malformed row of JSONL or Parquet: stop, or skip and count it. Text that is not UTF-8 is always an error."""
     words: Path | None = None
-    """A file of Chinese words, one per line, to be added to the segmenter's dictionary."""
+    """File of Chinese words, one per line, to add to the segmenter's dictionary."""
     lines: Literal["paragraphs", "sentences"] = "paragraphs"
-    """What a line holds: paragraphs are split into sentences; sentences are left as they are."""
+    """Content of a line: paragraphs (which are split into sentences) or sentences."""
     duplicates: Literal["keep", "exact", "near"] = "keep"
-    """keep; exact: drop repeated documents, ignoring case and spaces; near: drop near-duplicates, too."""
+    """Duplicate documents: keep them, drop exact copies (ignoring case and spaces), or drop near-duplicates too."""
     shard_size: float = 32.0
-    """Megabytes of text in a shard, about: the work that is lost with a worker; of Parquet, a row group at least."""
+    """Approximate megabytes of text per shard, the unit of work that is repeated if a worker fails."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -89,22 +110,22 @@ class PrepareSettings:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Where preparation runs; the result is the same everywhere."""
+    """Where preparation runs. The result does not depend on it."""
 
     engine: Literal["local", "slurm", "ray"] = "local"
-    """local: processes of this machine; slurm or ray: the jobs of a cluster, with the extra cloze-bert[cluster]."""
+    """local: processes on this machine; slurm or ray: cluster jobs (requires the extra cloze-bert[cluster])."""
     workers: int | None = None
-    """Processes, or jobs at once; if left out, one per core, or as many as the cluster gives."""
+    """Processes, or concurrent cluster jobs (default: one per core, or as many as the cluster allows)."""
     partition: str | None = None
-    """The partition that Slurm runs the jobs in."""
+    """Slurm partition for the jobs."""
     time: str = "04:00:00"
-    """The time that Slurm gives to a job, which makes one shard."""
+    """Slurm time limit per job; a job prepares one shard."""
     memory: int = 4
-    """Gigabytes for each job of a cluster."""
+    """Gigabytes of memory per cluster job."""
     sbatch: tuple[str, ...] = ()
-    """More for Slurm's sbatch, each as name=value: account=physics."""
+    """Additional options for Slurm's sbatch, each as name=value, for example account=physics."""
     address: str | None = None
-    """The Ray cluster; the one that this machine belongs to, or one made here, if left out."""
+    """Address of the Ray cluster (default: the cluster of this machine, or a new local one)."""
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -112,7 +133,7 @@ class EngineSettings:
         if self.memory < 1:
             raise ConfigError(f"memory is {self.memory}; at least 1 gigabyte was expected")
         if self.engine == "slurm" and not self.partition:
-            raise ConfigError("engine is slurm, but partition is missing; 'sinfo' lists those of the cluster")
+            raise ConfigError("engine is slurm, but partition is missing; 'sinfo' lists the partitions of the cluster")
         for value in self.sbatch:
             if not value.partition("=")[0] or "=" not in value:
                 raise ConfigError(f"sbatch is {value!r}; name=value was expected, as in account=physics")
@@ -123,17 +144,17 @@ class ExampleSettings:
     """Settings of pre-training examples."""
 
     objective: Objective = "nsp"
-    """nsp: is B what follows A; sop: are A and B in order; relation: does B follow A, or is it from elsewhere in the
-    document, or from another one; copy: B is A with words dropped or moved; none: whole sentences."""
+    """nsp: does B follow A; sop: are A and B in order; relation: does B follow A, or is it from elsewhere in the
+    document or from another one; copy: B is A with words dropped and moved; none: whole sentences, without pairs."""
     max_length: int = 128
-    # Share of shorter sequences, to match those of fine-tuning (the published code's short_seq_prob).
+    # Fraction of shorter sequences, to resemble those of fine-tuning (short_seq_prob in the original code).
     short_share: float = 0.1
     random_share: float = 0.5
-    """Share of wrong pairs: random ones for nsp, swapped ones for sop."""
+    """Fraction of wrong pairs: random pairs for nsp, swapped pairs for sop."""
     drop_share: float = 0.15
-    """For copy: share of words that are dropped from the copy."""
+    """For copy: fraction of the words that are dropped from B."""
     move_distance: int = 3
-    """For copy: places by which a word moves at most; half of the copies have their words in order."""
+    """For copy: largest distance in words by which a word is moved; half of the copies keep the order of words."""
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
@@ -151,21 +172,22 @@ class ExampleSettings:
 
 @dataclass(frozen=True)
 class MaskSettings:
-    """Masking unit and shares; by default 15 % are selected, of which 80 % are masked, 10 % replaced and 10 % kept.
+    """Unit and proportions of masking.
 
-    For correction the first share gets a similar word instead of ``[MASK]``.
+    By default 15 % of tokens are selected, of which 80 % are masked, 10 % replaced and 10 % kept. With correction
+    masking, the first 80 % get a similar word instead of ``[MASK]``.
     """
 
     masking: Masking = "token"
-    """token, word, ngram (whole words), span (of whole words), entity (then words) or correction (as ngram)."""
+    """token, word, ngram (of words), span (of words), entity (then words) or correction (similar words, as ngram)."""
     rate: float = 0.15
     mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
     ngrams: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1)
-    """Shares of n-grams of one word, two and so on (Cui et al. 2020, section 3.1)."""
+    """Probabilities of n-grams of one word, two words and so on (Cui et al. 2020, section 3.1)."""
     geometric: float = 0.2
-    """Chance that a span ends after any of its words (Joshi et al. 2020, section 3.1)."""
+    """Probability that a span ends after each of its words (Joshi et al. 2020, section 3.1)."""
     longest: int = 10
-    """Words of the longest span."""
+    """Maximum number of words in a span."""
 
     def __post_init__(self) -> None:
         if self.masking not in get_args(Masking):
@@ -177,13 +199,13 @@ class MaskSettings:
         if not _are_shares(self.ngrams):
             raise ConfigError(f"ngrams is {self.ngrams}; shares that add up to 1 were expected, as 0.4 0.3 0.2 0.1")
         if not 0 < self.geometric < 1:
-            raise ConfigError(f"geometric is {self.geometric}; a chance between 0 and 1 was expected, as 0.2")
+            raise ConfigError(f"geometric is {self.geometric}; a probability between 0 and 1 was expected, as 0.2")
         if self.longest < 1:
             raise ConfigError(f"longest is {self.longest}; at least 1 word was expected")
 
     @property
     def run_shares(self) -> tuple[float, ...]:
-        """Return the probabilities of selecting 1 word, 2 words, ... together."""
+        """The probabilities of selecting 1 word, 2 words, ... together."""
         if self.masking in ("ngram", "correction"):
             return self.ngrams
         if self.masking == "span":
@@ -193,7 +215,7 @@ class MaskSettings:
 
 
 def check_seed(seed: int) -> None:
-    """Raise an error for a seed out of range; NumPy rejects negative seeds."""
+    """Raise ``ConfigError`` for a seed that is out of range; NumPy rejects negative seeds."""
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed is {seed}; a whole number from 0 up to 2**32 was expected")
 

@@ -1,15 +1,16 @@
-"""Prepared corpora on disk, read as one flat array of token ids, whatever the number of shards.
+"""Prepared corpora on disk, accessed as one flat array of token ids regardless of the number of shards.
 
-    manifest.json  vocab.txt ...        settings, the vocabulary used, and the SHA-256 of every file
-    shards/00000/  shard.json           the manifest's entry for this shard
-                   train-tokens.bin     token ids, 16 bits each if the vocabulary is small enough
+    manifest.json  vocab.txt ...        settings, vocabulary, and the SHA-256 of every file
+    shards/00000/  shard.json           entry of this shard in the manifest
+                   train-tokens.bin     token ids, 16 bits each if the vocabulary is small enough, otherwise 32
                    train-words.bin      one bit per token: whether it starts a word
                    train-sentences.bin  token offset of each sentence, and the end; 32 bits each
                    train-documents.bin  index of the first sentence of each document, and the end; 32 bits each
-                   held_out-...         the same for held-out documents
+                   held_out-...         the same arrays for held-out documents
     shards/00001/  ...
 
-Token files are memory-mapped: opening a corpus takes the same time whatever its size, and processes share the pages.
+Token files are memory-mapped, so opening a corpus takes the same time for any size, and processes share the pages.
+
 Dimensions: S sentences, D documents.
 """
 
@@ -34,7 +35,7 @@ FORMAT = 2
 SPLITS = ("train", "held_out")
 OFFSETS = np.dtype("<u4")
 ARRAYS = ("tokens", "words", "sentences", "documents")
-# Each mapped file holds a file descriptor; the limit is often 1024 per process.
+# Each mapped file uses a file descriptor; the limit is often 1024 per process.
 _MAX_MAPPED = 200
 
 Split = str
@@ -42,12 +43,12 @@ Tokens = NDArray[np.integer[Any]]
 
 
 class ShardedArray:
-    """One array stored in several shards, memory-mapped on demand; supports only ``array[start:stop]``."""
+    """One array that is stored in several shards and memory-mapped on demand; supports only ``array[start:stop]``."""
 
     def __init__(self, paths: Sequence[Path], ends: NDArray[np.int64], dtype: np.dtype[Any], *, bits: bool) -> None:
         self.dtype = dtype
         self._paths = paths
-        self._bounds: list[int] = [0, *ends.tolist()]  # of the shards, in tokens; bisect is faster on a list
+        self._bounds: list[int] = [0, *ends.tolist()]  # first token of each shard; a list, because bisect is faster
         self._bits = bits
         self._mapped: OrderedDict[int, NDArray[Any]] = OrderedDict()
 
@@ -86,12 +87,12 @@ class ShardedArray:
 
 
 def _open_mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    # View as a plain array: slicing a memmap creates another memmap, which is ten times slower.
+    # A view as a plain array: slicing a memmap creates another memmap, which is ten times slower.
     return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
 
 
 def unpack_bits(bits: NDArray[np.uint8], start: int, stop: int) -> NDArray[np.bool_]:
-    """Return bits ``start`` to ``stop`` as booleans."""
+    """Return the bits in ``[start, stop)`` as booleans."""
     first = start // 8
     unpacked = np.unpackbits(bits[first : -(-stop // 8)], bitorder="little")
     return unpacked[start - 8 * first : stop - 8 * first].astype(bool)
@@ -102,8 +103,8 @@ class Corpus:
     """One split of a prepared corpus."""
 
     tokens: Tokens | ShardedArray
-    sentences: NDArray[np.int64]  # (S + 1,) in tokens
-    documents: NDArray[np.int64]  # (D + 1,) in sentences
+    sentences: NDArray[np.int64]  # (S + 1,) first token of each sentence, and the end
+    documents: NDArray[np.int64]  # (D + 1,) first sentence of each document, and the end
     # Whether each token starts a word: packed bits, or booleans if there are several shards.
     words: NDArray[np.uint8] | ShardedArray = field(default_factory=lambda: np.zeros(0, np.uint8))
 
@@ -111,7 +112,7 @@ class Corpus:
     def from_documents(
         cls, documents: Sequence[Sequence[Sequence[int]]], starts: Sequence[bool] | None = None
     ) -> "Corpus":
-        """Build a corpus in memory from documents of sentences of ids; by default every token is a word."""
+        """Build a corpus in memory from documents (lists of sentences of ids); by default, each token is a word."""
         flat = [sentence for document in documents for sentence in document]
         tokens = np.asarray([token for sentence in flat for token in sentence], dtype=np.int32)
         bits = np.ones(len(tokens), bool) if starts is None else np.asarray(starts, bool)
@@ -132,17 +133,17 @@ class Corpus:
 
     @property
     def document_count(self) -> int:
-        """Return the number of documents."""
+        """The number of documents."""
         return len(self.documents) - 1
 
     @property
     def token_count(self) -> int:
-        """Return the number of tokens."""
+        """The number of tokens."""
         return int(self.sentences[-1])
 
     @classmethod
     def open(cls, folder: Path, split: Split = "train") -> "Corpus":
-        """Memory-map a split, after checking the file sizes against the manifest."""
+        """Check the file sizes of a split against the manifest and memory-map it."""
         folder = Path(folder)
         manifest = read_manifest(folder)
         try:
@@ -159,7 +160,7 @@ class Corpus:
         return corpus
 
     def matches(self, facts: dict[str, int]) -> bool:
-        """Return whether the numbers of tokens, sentences and documents are those of the manifest."""
+        """Return whether the numbers of tokens, sentences and documents match the manifest."""
         return (
             self.token_count == facts["tokens"] == len(self.tokens)
             and len(self.sentences) - 1 == facts["sentences"] == self.documents[-1]
@@ -169,7 +170,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class _Shard:
-    """The offsets of one split of one shard, read and checked; of the larger files only the sizes are checked."""
+    """The offsets of one split of a shard, read and checked. Of the larger files, only the sizes are checked."""
 
     folder: Path
     split: Split
@@ -250,11 +251,11 @@ def _shard_folder(folder: Path, shard: dict[str, Any]) -> Path:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a prepared corpus."""
     if not (folder / MANIFEST).is_file():
-        raise DataError(f"{folder}: not a prepared corpus (no {MANIFEST}); make one with 'cloze prepare'")
+        raise DataError(f"{folder}: not a prepared corpus (no {MANIFEST}); create one with 'cloze prepare'")
     manifest = read_json(folder / MANIFEST, DataError, OUR_JSON_LIMIT)
     if manifest.get("format") != FORMAT:
         raise DataError(
-            f"{folder}: prepared in format {manifest.get('format')}, but {FORMAT} is read; prepare it again"
+            f"{folder}: prepared in format {manifest.get('format')}, but {FORMAT} is supported; prepare it again"
         )
     return manifest
 

@@ -1,12 +1,12 @@
-"""Word tables for two masking strategies: entities, and similar words.
+"""Word tables for two masking strategies: entities and similar words.
 
-Entity masking (Sun et al. 2019, section 3.3) selects entities of a dictionary as a whole, before other words.
+Entity masking (Sun et al. 2019, section 3.3) selects entities from a dictionary as a whole, before other words.
 
-Correction masking (Cui et al. 2020, section 3.1) shows a similar word instead of ``[MASK]``, which no task ever shows.
-Similar words come from a file, or are learned from the corpus: words that occur in the same contexts (counts within a
-window, positive pointwise mutual information, a singular value decomposition; Levy and Goldberg 2014), which takes
-seconds and works in any language. A word and those similar to it have equally many pieces, so that sequences keep their
-length.
+Correction masking (Cui et al. 2020, section 3.1) inserts a similar word instead of ``[MASK]``, which never occurs in
+tasks. Similar words come from a file or are learned from the corpus: words that occur in the same contexts
+(co-occurrence counts, positive pointwise mutual information and a singular value decomposition; Levy and Goldberg
+2014). This takes seconds and works in any language. A word and its similar words have the same number of pieces, so
+that sequences keep their length.
 
 Dimensions: B sequences, T tokens, M selected tokens of the batch, W frequent words, D vector components.
 """
@@ -39,12 +39,12 @@ Characters = frozenset[int]
 _ENTITY = Mark("entity")
 _SIMILAR, _RANDOM = 0, 1  # fates, as in masking.py
 
-# Learning of similar words.
+# Settings for learning similar words.
 _SAMPLE = 2_000_000  # tokens
-_BLOCK = 20_000  # consecutive tokens, so that words keep their contexts
-_WORDS = 4_000  # the most frequent ones only
-_RAREST = 20  # the contexts of a rarer word say too little
-_LONGEST = 4  # pieces
+_BLOCK = 20_000  # consecutive tokens per sampled block, so that words keep their contexts
+_WORDS = 4_000  # maximum number of words, the most frequent ones
+_RAREST = 20  # minimum frequency; rarer words have too few contexts
+_LONGEST = 4  # maximum pieces per word
 _WINDOW = 4  # words on either side
 _DIMENSIONS = 64
 _NEIGHBOURS = 10
@@ -53,11 +53,11 @@ _LEAST_COSINE = 0.5
 
 @dataclass(frozen=True)
 class WordTables:
-    """Word lists that masking needs: ``entities`` for entity masking, the others for correction."""
+    """Word lists for masking: ``entities`` for entity masking, the others for correction masking."""
 
     entities: Entities = ()
     similar: SimilarTable = field(default_factory=dict)
-    characters: frozenset[int] = frozenset()  # single characters of the table that may be replaced inside words too
+    characters: frozenset[int] = frozenset()  # ids of single characters that may also be replaced inside words
 
 
 def open_word_tables(
@@ -75,21 +75,24 @@ def open_word_tables(
 
 
 def _characters(table: SimilarTable, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the Chinese characters of a table from a file; learned tables hold related words, not mistakes."""
+    """Return the ids of Chinese characters in a table from a file.
+
+    Learned tables are not used: they hold related words, not likely mistakes.
+    """
     singles = ((word[0], tokenizer.pieces[word[0]]) for word in table if len(word) == 1)
     return frozenset(number for number, piece in singles if len(piece) == 1 and is_ideograph(piece))
 
 
 class EntityFinder:
-    """Finds entities in sequences: at word starts, from left to right, the longest match first."""
+    """Finds entities in sequences at word starts, from left to right, longest match first."""
 
     def __init__(self, entities: Entities) -> None:
         self._phrases = PhraseMatcher(Phrase(ids, ids, _ENTITY) for ids in entities)
 
     def join(self, sequences: Sequences, budget: Ids) -> tuple[Flags, Flags]:
-        """Treat each entity as one word: return the first tokens of words then, and of entities, both (B, T).
+        """Join the words of each entity to one; return the first tokens of words and of entities: (B, T), (B, T).
 
-        An entity larger than the budget of its sequence could never be selected; its words stay separate.
+        An entity larger than the budget of its sequence could never be selected, so its words stay separate.
         """
         starts, entities = sequences.starts.copy(), np.zeros_like(sequences.starts)
         rows: list[list[int]] = sequences.ids.tolist()
@@ -107,9 +110,10 @@ def _no_words(_start: int, _stop: int) -> None:
 
 
 def read_entity_table(path: Path, tokenizer: Tokenizer) -> Entities:
-    """Read entities as tuples of ids: one per line, in the first column of a table, or JSONL with a key ``surface``.
+    """Read entities as tuples of ids.
 
-    Entities that the vocabulary cannot spell are left out.
+    The file has one entity per line, in its first column, or is JSONL with the key ``surface``. Entities that contain
+    unknown tokens are dropped.
     """
     if ".jsonl" in path.suffixes:
         surfaces: Sequence[str] = [row.entity.surface for row in read_entities(path)]
@@ -117,7 +121,7 @@ def read_entity_table(path: Path, tokenizer: Tokenizer) -> Entities:
         surfaces = [row.word for row in read_word_list(path)]
     known = {tuple(ids) for ids in tokenizer.encode_ids(surfaces) if ids and tokenizer.unknown_id not in ids}
     if not known:
-        raise DataError(f"{path}: the vocabulary can read none of its {len(surfaces)} entities; give others")
+        raise DataError(f"{path}: the vocabulary can encode none of its {len(surfaces)} entities; use other entities")
     return tuple(sorted(known))
 
 
@@ -130,17 +134,17 @@ def replace_with_similar(
     characters: Characters,
     random_pieces: Ids,
 ) -> tuple[Ids, Flags]:
-    """Return what the model sees at the selected positions, and which words have no similar word: (M,), (M,).
+    """Return the model's input at the selected positions, and which tokens have no similar word: (M,), (M,).
 
-    A word is replaced by a similar word of as many pieces. Where the table knows only characters of a Chinese word, one
-    of them is replaced, like a typing mistake; where it knows none, the word becomes random pieces.
+    A word is replaced by a similar word with the same number of pieces. If the table only has characters of a Chinese
+    word, one of them is replaced, like a typing mistake. If it has none, the word is replaced by random pieces.
 
     Args:
         targets: Original ids, (M,).
-        heads: Position of the first token of each token's word, (M,): tokens of one word are adjacent and share it.
+        heads: Position of the first token of each token's word, (M,). Tokens of a word are adjacent.
         fates: 0 similar, 1 random, 2 kept, (M,).
         draws: Random numbers in [0, 1), (M,).
-        similar: Similar words by word.
+        similar: Similar words of each word.
         characters: Ids of characters that may be replaced inside words.
         random_pieces: A random replacement for each token, (M,).
     """
@@ -164,7 +168,7 @@ def replace_with_similar(
 def _replace_character(
     word: list[int], draws: Draws, similar: SimilarTable, characters: Characters
 ) -> Sequence[int] | None:
-    """Return the word with one of its characters replaced by a similar one, None if the table knows none."""
+    """Return the word with one character replaced by a similar one, or None if no character has a similar one."""
     places = [place for place, piece in enumerate(word) if piece in characters]
     if not places:
         return None
@@ -175,7 +179,10 @@ def _replace_character(
 
 
 def read_similar_table(path: Path, tokenizer: Tokenizer) -> SimilarTable:
-    """Read similar words: per line a word, a tab, and words separated by spaces; those of other sizes are left out."""
+    """Read similar words: a word, a tab, and its similar words separated by spaces on each line.
+
+    Similar words with a different number of pieces are dropped.
+    """
     rows: list[tuple[str, list[str]]] = []
     with open_file(path) as stream:
         lines = Lines(path, stream)
@@ -184,7 +191,7 @@ def read_similar_table(path: Path, tokenizer: Tokenizer) -> SimilarTable:
             if not line.strip():
                 continue
             if not word.strip() or not similar.strip():
-                raise DataError(f"{lines.place}: {line[:50]!r}; expected a word, a tab, and words with spaces between")
+                raise DataError(f"{lines.place}: {line[:50]!r}; expected a word, a tab, and words separated by spaces")
             rows.append((word.strip(), similar.split()))
     words = [word for row in rows for word in (row[0], *row[1])]
     known = dict(zip(words, map(tuple, tokenizer.encode_ids(words)), strict=True))
@@ -195,8 +202,8 @@ def read_similar_table(path: Path, tokenizer: Tokenizer) -> SimilarTable:
                 table.setdefault(known[word], {})[other] = None
     if not table:
         raise DataError(
-            f"{path}: none of its {len(rows)} words has a similar one that the vocabulary gives as many pieces; "
-            "give words of equal size"
+            f"{path}: none of its {len(rows)} words has a similar word with the same number of pieces in this "
+            "vocabulary; list similar words of equal length"
         )
     return {word: tuple(others) for word, others in table.items()}
 
@@ -211,7 +218,7 @@ def learn_similar_table(corpus: Corpus, tokenizer: Tokenizer, seed: int) -> Simi
     text, words = _frequent_words(tokens, starts, tokenizer)
     if len(words) < 3:
         raise DataError(
-            f"the corpus has {len(words)} words that come {_RAREST} times; that is too few to learn which are similar: "
+            f"the corpus has {len(words)} words that occur {_RAREST} times, too few to learn similar words; "
             "use more text, or name a file with --similar"
         )
     nearest = _nearest(_vectors(_cooccurrence(text, len(words))), np.array([len(word) for word in words]))
@@ -219,14 +226,14 @@ def learn_similar_table(corpus: Corpus, tokenizer: Tokenizer, seed: int) -> Simi
     table = {word: others for word, others in table.items() if others}
     if not table:
         raise DataError(
-            f"none of the {len(words)} frequent words of the corpus keeps the same company as another; "
+            f"none of the {len(words)} frequent words of the corpus occurs in the same contexts as another; "
             "use more text, or name a file of similar words with --similar"
         )
     return table
 
 
 def _sample(corpus: Corpus, generator: np.random.Generator) -> tuple[Ids, NDArray[np.bool_]]:
-    """Return the tokens and word starts of random blocks of the corpus, or of all of a small one."""
+    """Return the tokens and word starts of random blocks of the corpus, or of the whole corpus if it is small."""
     blocks = np.arange(0, int(corpus.sentences[-1]), _BLOCK)
     if len(blocks) > _SAMPLE // _BLOCK:
         blocks = np.sort(generator.choice(blocks, _SAMPLE // _BLOCK, replace=False))
@@ -234,15 +241,15 @@ def _sample(corpus: Corpus, generator: np.random.Generator) -> tuple[Ids, NDArra
     tokens = [np.asarray(corpus.read(start, stop), np.int64) for start, stop in ranges]
     starts = [corpus.word_starts(start, stop) for start, stop in ranges]
     for flags in starts:
-        flags[0] = True  # even if the block begins inside a word
+        flags[0] = True  # even if the block starts inside a word
     return np.concatenate(tokens or [np.zeros(0, np.int64)]), np.concatenate(starts or [np.zeros(0, bool)])
 
 
 def _frequent_words(tokens: Ids, starts: NDArray[np.bool_], tokenizer: Tokenizer) -> tuple[Ids, list[tuple[int, ...]]]:
-    """Return the text as indices of its frequent words, -1 for other words, (N,), and the pieces of these words."""
+    """Return the text as indices of frequent words (-1 for other words), (N,), and the pieces of these words."""
     firsts = np.flatnonzero(starts)
     sizes = np.diff(np.append(firsts, len(tokens)))
-    longest = min(_LONGEST, int(62 / np.log2(tokenizer.size)))  # a word's pieces must fit into one 64-bit number
+    longest = min(_LONGEST, int(62 / np.log2(tokenizer.size)))  # the pieces of a word must fit into one 64-bit key
     keys = np.zeros(len(firsts), np.int64)
     ordinary = np.zeros(tokenizer.size, bool)
     ordinary[tokenizer.ordinary_ids] = True
@@ -265,7 +272,7 @@ def _frequent_words(tokens: Ids, starts: NDArray[np.bool_], tokenizer: Tokenizer
 
 
 def _cooccurrence(text: Ids, count: int) -> Any:
-    """Return the positive pointwise mutual information of words within a window: sparse, (W, W)."""
+    """Return the positive pointwise mutual information of words within a window, a sparse (W, W) matrix."""
     from scipy.sparse import coo_array
 
     counts = coo_array((count, count))
@@ -277,7 +284,7 @@ def _cooccurrence(text: Ids, count: int) -> Any:
     counts = (counts + counts.T).tocoo()
     totals = np.asarray(counts.sum(axis=0)).ravel()
     rows, columns = counts.coords
-    # Context counts to the power 0.75, as the same authors advise: rare contexts would weigh too much.
+    # Context counts are raised to the power 0.75, as the same authors advise, to reduce the weight of rare contexts.
     smooth = totals**0.75
     information = np.log(counts.data * smooth.sum() / (totals[rows] * smooth[columns]))
     positive = information > 0
@@ -285,7 +292,7 @@ def _cooccurrence(text: Ids, count: int) -> Any:
 
 
 def _vectors(information: Any) -> NDArray[np.float64]:
-    """Return the words as unit vectors: (W, D)."""
+    """Return a unit vector for each word: (W, D)."""
     from scipy.sparse.linalg import svds
 
     count = information.shape[0]
@@ -296,7 +303,7 @@ def _vectors(information: Any) -> NDArray[np.float64]:
 
 
 def _nearest(vectors: NDArray[np.float64], sizes: Ids) -> Sequence[list[int]]:
-    """Return the nearest words of each word among those with as many pieces."""
+    """Return the nearest words of each word among those with the same number of pieces."""
     nearest: list[list[int]] = []
     for start in range(0, len(vectors), 512):
         cosines = vectors[start : start + 512] @ vectors.T

@@ -1,10 +1,10 @@
 """The stages of ``cloze demo``, each a call of the public API. Finished stages are skipped when the demo is run again.
 
-The folder of a demo holds: vocab/, data/, pretraining/, scratch/, finetuning/<start>-<seed>/, second/<model>-<seed>/,
+The demo's folder contains vocab/, data/, pretraining/, scratch/, finetuning/<start>-<seed>/, second/<model>-<seed>/,
 report.html and results.json.
 
-The second chapter repeats the task with the shipped model, which was trained on the same books except four. The two
-models are therefore compared on sentences of these four books, which neither has seen.
+The last stages ("second chapter") repeat the task with the shipped model, which was trained on the same books except
+four. The two models are therefore compared on sentences of these four books, which neither model was trained on.
 """
 
 import json
@@ -51,12 +51,15 @@ Result = TypeVar("Result")
 
 
 def run_demo(out: Path, progress: Progress, settings: DemoSettings | None = None) -> DemoResults:
-    """Run the stages that are not finished yet and return the results.
+    """Run the stages that are not finished yet.
 
     Args:
-        out: The folder of the demo.
+        out: The demo's folder.
         progress: Receives messages and progress.
         settings: Sizes of all stages.
+
+    Returns:
+        The results of all stages.
     """
     settings = settings or DemoSettings()
     saved = load_results(out, settings)
@@ -90,7 +93,7 @@ def run_demo(out: Path, progress: Progress, settings: DemoSettings | None = None
 
 
 def _save_untrained(folder: Path, vocab: Path, settings: DemoSettings) -> None:
-    """Save the model as initialized for pre-training, the baseline without pre-training."""
+    """Save the initial, untrained model, which is fine-tuned as the baseline without pre-training."""
     tokenizer = Tokenizer.from_folder(vocab).with_max_length(settings.pretraining.max_length)
     dropout = settings.pretraining.dropout
     config = preset(settings.pretraining.preset, tokenizer.size, dropout=dropout, attention_dropout=dropout)
@@ -126,7 +129,7 @@ def finetune_shipped(data: Path, out: Path, settings: DemoSettings, progress: Pr
 def compare_shipped(
     data: Path, sentences: Sequence[str], own: Sequence[Path], shipped: Sequence[Path]
 ) -> ShippedComparison:
-    """Score both models on sentences that neither has seen, and fill the blanks with the shipped one.
+    """Score both models on sentences that neither was trained on, and fill the blanks with the shipped model.
 
     Args:
         data: The folder of the bundled tables.
@@ -223,7 +226,7 @@ def _facts(model: Model, out: Path) -> dict[str, str]:
 
 
 class _Clock:
-    """Accumulates the time of each stage over interruptions."""
+    """Measures the time of each stage, summed over interruptions."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -235,7 +238,7 @@ class _Clock:
             return work()
         finally:
             elapsed = time.monotonic() - start
-            if elapsed > 1:  # less than a second: the stage had been finished before
+            if elapsed > 1:  # a stage that takes less was already finished
                 self.seconds[stage] = round(self.seconds.get(stage, 0.0) + elapsed, 1)
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 replace_json(self._path, self.seconds)

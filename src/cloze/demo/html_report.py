@@ -1,6 +1,6 @@
-"""The page of the demo: a self-contained HTML file with every text escaped.
+"""The result page of the demo: a self-contained HTML file in which all text is escaped.
 
-Charts are inline SVG: they need no library and use the page's colours, light or dark.
+Charts are inline SVG, so that they need no library and follow the page's light or dark colours.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ class Line:
 
 
 def line_chart(lines: Sequence[Line], x_name: str, y_name: str) -> str:
-    """Draw curves on common axes, with their names at their ends, as SVG."""
+    """Draw curves on common axes as SVG, each labelled at its end."""
     largest = max(max(line.x) for line in lines)
     low, high = min(min(line.y) for line in lines), max(max(line.y) for line in lines)
     ticks = nice_ticks(low, high)
@@ -82,7 +82,7 @@ def _curve(line: Line, place: Place) -> str:
 
 
 def _names(lines: Sequence[Line], place: Place) -> list[str]:
-    """Place the names at the ends of the curves, moved apart where they would overlap."""
+    """Place the labels at the ends of the curves, moved apart where they would overlap."""
     ends = sorted(((place(line.x[-1], line.y[-1])[1], line) for line in lines), key=lambda end: end[0])
     parts, last = [], -100.0
     for down, line in ends:
@@ -122,7 +122,7 @@ def _section(title: str, *parts: str) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], style: str = "") -> str:
-    """Build a table from cells that are HTML already."""
+    """Return an HTML table; the cells are HTML already."""
     head = "".join(f"<th>{cell}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<table class="{style}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
@@ -134,9 +134,9 @@ def _summary(results: DemoResults) -> str:
     pretrained, scratch = (_mean(results.accuracies[start]) for start in ("pretrained", "scratch"))
     tiles = [
         (f"{total / 60:.1f} min", "from raw text to this page"),
-        (f"{results.held_out.get('held_out_mlm_loss', float('nan')):.2f}", "masked-word loss on chapters never read"),
-        (f"{pretrained:.1%}", f"of test sentences judged right; {scratch:.1%} without pre-training"),
-        (f"{100 * margin.mean:+.1f} points", f"from pre-training, 95 % interval {_interval(margin)}"),
+        (f"{results.held_out.get('held_out_mlm_loss', float('nan')):.2f}", "masked-word loss on held-out chapters"),
+        (f"{pretrained:.1%}", f"accuracy on test sentences; {scratch:.1%} without pre-training"),
+        (f"{100 * margin.mean:+.1f} points", f"gain from pre-training, 95 % interval {_interval(margin)}"),
     ]
     cards = "".join(f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in tiles)
     return f'<div class="tiles">{cards}</div>'
@@ -154,15 +154,16 @@ def _pretraining(results: DemoResults) -> str:
     text = ""
     if figures:
         text = (
-            f"<p>On chapters held out of training the model names {figures['held_out_mlm_accuracy']:.1%} of the hidden "
-            f"words exactly. It tells a real next passage from a random one {figures['held_out_nsp_accuracy']:.0%} of "
-            f"the time; saying the same every time would get {figures['held_out_nsp_constant']:.0%}.</p>"
+            f"<p>On held-out chapters, the model predicts {figures['held_out_mlm_accuracy']:.1%} of the masked words "
+            "exactly. It distinguishes the real next passage from a random one in "
+            f"{figures['held_out_nsp_accuracy']:.0%} of cases; a constant answer is right in "
+            f"{figures['held_out_nsp_constant']:.0%}.</p>"
         )
     return _section("Pre-training", line_chart(lines, "step", "loss"), text)
 
 
 def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
-    """Smooth a curve by a running mean: the loss of ten steps is mostly noise."""
+    """Smooth a curve with a running mean, because the loss over ten steps is mostly noise."""
     return [_mean(values[max(0, index - width + 1) : index + 1]) for index in range(len(values))]
 
 
@@ -174,8 +175,8 @@ def _blanks(blanks: Iterable[Blank]) -> str:
         untrained = " ".join(escape(token) for token, _ in blank.untrained[:3])
         rows.append((f"{before}<u>{escape(blank.word)}</u>{after}", words, f'<span class="faint">{untrained}</span>'))
     text = (
-        "<p>The underlined word was hidden. In the middle, the model's five best; on the right, what the same model "
-        "says before it has read anything.</p>"
+        "<p>The underlined word was masked. The middle column has the model's five most likely words, the right column "
+        "those of the same model before any training.</p>"
     )
     return _section("Filled blanks", text, _table(("sentence", "pre-trained", "untrained"), rows))
 
@@ -193,16 +194,16 @@ def _comparison(results: DemoResults) -> str:
         (name, f"{pretrained:.1%}", f"{scratch:.1%}", f"{100 * (pretrained - scratch):+.1f}")
         for name, pretrained, scratch in rows
     ]
-    holds = "lies above zero" if margin.low > 0 else "holds zero, so that three seeds do not settle it"
+    holds = "is above zero" if margin.low > 0 else "includes zero, so three seeds do not settle the question"
     return _section(
         "Are these words in order?",
-        "<p>3,000 labelled sentences for training and 1,500 from <em>other books</em> for the test, none of which the "
-        "model has read; in half of them six words in a row are shuffled. Same model, same rows, same settings: only "
-        "the start differs.</p>",
+        "<p>There are 3,000 labelled sentences for training and 1,500 test sentences from <em>other books</em>; the "
+        "model was not pre-trained on any of them. In half of the sentences, six consecutive words are shuffled. "
+        "Model, rows and settings are the same in both columns; only the initial weights differ.</p>",
         _table(("", "pre-trained", "from scratch", "points"), cells, "numbers"),
-        f"<p>Pre-training brings {100 * margin.mean:+.1f} points; the 95 % interval over seeds, {_interval(margin)}, "
-        f"{holds}. Guessing gets {1 / len(results.labels):.0%}; so does counting words ({results.baseline:.1%}, by "
-        "TF-IDF and a logistic regression), since the words are the same in any order.</p>",
+        f"<p>Pre-training gains {100 * margin.mean:+.1f} points; the 95 % interval over seeds, {_interval(margin)}, "
+        f"{holds}. Guessing gets {1 / len(results.labels):.0%}, and so does a bag of words ({results.baseline:.1%}, "
+        "TF-IDF + logistic regression), because shuffling does not change which words occur.</p>",
     )
 
 
@@ -213,12 +214,12 @@ def _confusion(results: DemoResults) -> str:
         (name, *(f'<span class="heat" style="--share:{count / largest:.2f}">{count}</span>' for count in counts))
         for name, counts in zip(names, results.confusion, strict=True)
     ]
-    text = "<p>Rows are the truth, columns the model's answer (pre-trained, seed 0).</p>"
-    return _section("What is taken for what", text, _table(("", *names), rows, "confusion"))
+    text = "<p>Rows are the true labels, columns the model's predictions (pre-trained, seed 0).</p>"
+    return _section("Confusion matrix", text, _table(("", *names), rows, "confusion"))
 
 
 def _examples(results: DemoResults) -> str:
-    text = "<p>The first sentences of the test, whatever the models made of them.</p>"
+    text = "<p>The first test sentences, not selected by outcome.</p>"
     return _section("Examples", text, *(_example(row) for row in results.examples))
 
 
@@ -243,11 +244,12 @@ def _second(results: DemoResults) -> str:
         rows.append((f"{before}<u>{escape(blank.word)}</u>{after}", text))
     name = escape(second.name)
     return _section(
-        "Second chapter: a model with hours behind it",
-        f"<p><code>{name}</code> comes with the package ({escape(second.description)}) and was made by the same "
-        "commands on 130 megabytes of books. On 600 sentences of four books that neither model has read, fine-tuned "
-        f"on the same rows, it judges <b>{_mean(second.shipped):.1%}</b> right ({_each(second.shipped)}), the model "
-        f"made here {_mean(second.own):.1%} ({_each(second.own)}). Its words for the same blanks:</p>",
+        "Second chapter: a model with hours of training",
+        f"<p><code>{name}</code> comes with the package ({escape(second.description)}). It was trained with the same "
+        "commands on 130 megabytes of books. Both models were fine-tuned on the same rows and tested on 600 sentences "
+        f"of four books that neither was trained on: it gets <b>{_mean(second.shipped):.1%}</b> right "
+        f"({_each(second.shipped)}), the model of this demo {_mean(second.own):.1%} ({_each(second.own)}). Its words "
+        "for the same blanks:</p>",
         _table(("sentence", name), rows),
     )
 
@@ -261,7 +263,7 @@ def _next_steps(out: Path) -> str:
     own = "cloze vocab my.txt --out vocab && cloze prepare my.txt --vocab vocab --out data"
     commands = {
         "fill a blank": f'cloze fill "She opened the [MASK]." --model {model}',
-        "judge a sentence": f'cloze classify "He the opened door and went in." --model {tuned}',
+        "classify a sentence": f'cloze classify "He the opened door and went in." --model {tuned}',
         "embed sentences": f'cloze embed "a ship at sea" "a boat" --model {model}',
         "see the pieces of a word": f'cloze tokens "unquestionably" --model {model}',
         "your own text": f"{own} && cloze pretrain data --out runs/mine",

@@ -1,4 +1,4 @@
-"""Settings and results of the demo. Imports nothing heavy: a finished demo is shown again from its results alone."""
+"""Settings and results of the demo. Imports nothing heavy, so that the results of a finished demo are shown quickly."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """Sizes of all stages, chosen to take about seven minutes on two cores."""
+    """Sizes of all stages, chosen so that the demo takes about seven minutes on two cores."""
 
     vocabulary: VocabularySettings = field(default_factory=lambda: VocabularySettings(size=6000))
     preparation: PrepareSettings = field(default_factory=lambda: PrepareSettings(held_out=0.03))
@@ -26,11 +26,11 @@ class DemoSettings:
             preset="tiny",
             steps=2200,
             batch_size=64,
-            # Short sequences are cheaper, and attention becomes selective sooner when there are fewer tokens.
+            # Short sequences are cheaper, and attention becomes selective sooner if there are fewer tokens.
             max_length=32,
             learning_rate=2e-3,
             warmup=0.1,
-            # Few passes over the text: there is no overfitting to prevent.
+            # Few passes over the text, so there is no overfitting to prevent.
             dropout=0.0,
             evaluate_every=150,
         )
@@ -50,7 +50,7 @@ class DemoSettings:
 
 @dataclass(frozen=True)
 class Blank:
-    """A sentence with a blank, the original word, and the words of the trained and the untrained model."""
+    """A sentence with a blank, the original word, and the predictions of the trained and the untrained model."""
 
     sentence: str
     word: str
@@ -60,7 +60,7 @@ class Blank:
 
 @dataclass(frozen=True)
 class ShippedComparison:
-    """The shipped model compared with the demo's own: blanks, and accuracy on sentences that neither has seen."""
+    """The shipped model compared with the demo's own: predictions, and accuracy on sentences new to both."""
 
     name: str
     description: str
@@ -97,7 +97,7 @@ class DemoResults:
 
 
 def paired_margin(better: Sequence[float], worse: Sequence[float]) -> Margin:
-    """Return the mean of the paired differences with Student's interval.
+    """Return the mean of the paired differences with its 95 % interval by Student's t.
 
     Accuracies are paired by seed, which determines the order of the rows and the initial head.
     """
@@ -110,7 +110,7 @@ def paired_margin(better: Sequence[float], worse: Sequence[float]) -> Margin:
 
 
 def load_results(out: Path, settings: DemoSettings) -> DemoResults | None:
-    """Return the saved results of a finished demo; None if its settings or the version of the file differ."""
+    """Return the saved results of a finished demo; None if there are none or they have other settings or fields."""
     path = out / RESULTS
     saved = read_json(path) if path.is_file() else {}
     if saved.get("settings") != _as_json(settings):
@@ -128,10 +128,10 @@ def load_results(out: Path, settings: DemoSettings) -> DemoResults | None:
 
 
 def save_results(out: Path, settings: DemoSettings, results: DemoResults) -> None:
-    """Save the results, from which a finished demo is shown again."""
+    """Save the results, from which the page of a finished demo can be rendered again."""
     replace_json(out / RESULTS, {"settings": _as_json(settings), "results": asdict(results)})
 
 
 def _as_json(settings: DemoSettings) -> object:
-    """Return the settings as they are read back from JSON."""
+    """Return the settings as JSON values, for the comparison with saved ones."""
     return json.loads(json.dumps(asdict(settings)))

@@ -10,32 +10,32 @@ FEWEST_SEQUENCES = 8
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """How heads are scored, and when a score earns a label."""
+    """How attention heads are scored and labelled."""
 
     sequences: int = 256
     """Number of sequences: pairs of neighbouring sentences."""
     max_length: int = 64
-    """Maximum tokens per sequence; longer ones are truncated."""
+    """Maximum sequence length in tokens; longer sequences are truncated."""
     shuffles: int = 400
-    """Shuffled copies of each sequence, from which the null distribution is estimated."""
+    """Number of shuffled copies of each sequence for estimating the null distribution."""
     resamples: int = 1000
-    """Bootstrap resamples of the sequences for the intervals."""
+    """Number of bootstrap resamples of the sequences for the intervals."""
     false_rate: float = 0.01
-    """Family-wise error rate: how often a survey of heads without any pattern may label at least one of them."""
+    """Family-wise error rate: probability of labelling at least one head if none follows a pattern."""
     effect: float = 0.1
-    """Minimum share of attention beyond the null for a label."""
+    """Minimum fraction of attention above the null distribution for a label."""
     broad: float = 0.9
-    """Share of the maximum entropy from which a head counts as broad."""
+    """Minimum entropy of a broad head, as a fraction of the maximum entropy."""
     related_share: float = 0.001
-    """Share of the pairs of different tokens, closest by embedding, that count as related."""
+    """Fraction of the pairs of different tokens, those with the closest embeddings, that count as related."""
     predictive_sequences: int = 32
-    """Sequences on which predictive words are measured; this takes a forward pass per word or pair of words."""
+    """Number of sequences for measuring predictive words, with one forward pass per word or pair of words."""
     predictive_length: int = 40
-    """Maximum tokens of a sequence that is used to measure predictive words."""
+    """Maximum sequence length in tokens for measuring predictive words."""
     predictive_top: int = 3
     """Number of words that count as predictive of a word."""
     examples: int = 2
-    """Example sequences per label of a head."""
+    """Number of example sequences per label of a head."""
     seed: int = 0
     """Random seed of the survey."""
 

@@ -1,4 +1,7 @@
-"""Batch -> hidden states: the backbone protocol, BERT as its first implementation, the heads on top."""
+"""Models: the backbone protocol, BERT and ALBERT as its implementation, and the heads on top.
+
+A model maps a batch of token ids to hidden states, and a head maps the states to the output of a task.
+"""
 
 from cloze.model.backbone import Backbone, Capabilities, first_positions, register_backbone
 from cloze.model.bert import Bert

@@ -1,12 +1,12 @@
 """Adapters: small modules that are trained for one task while the base model stays frozen.
 
-Three kinds: bottleneck networks in every layer (``houlsby``; Houlsby et al., 2019), low-rank changes of the query and
-value projections (``lora``; Hu et al., 2021), or a reader of frozen states (``features``; model/heads.py).
-Each is a few modules with a path in the model. Installing them, and restoring the base's, moves references and copies
-nothing, so that one loaded base serves many tasks.
+There are three kinds: bottleneck networks in every layer (``houlsby``; Houlsby et al., 2019), low-rank changes of the
+query and value projections (``lora``; Hu et al., 2021), and a reader of frozen states (``features``; model/heads.py).
+An adapter is a set of modules with paths in the model. Installing it, and restoring the base, only swaps references and
+copies no weights, so one loaded base can serve many tasks.
 
-LoRA changes query and value, as in the paper's experiments, which found nothing better at the same number of
-parameters. Once trained, the change can be added to the weights and then costs nothing.
+LoRA changes the query and value projections, the best choice for a given number of parameters in the paper. After
+training, the change can be added to the weights, which removes its cost.
 
 Dimensions: B sequences, T tokens, H hidden size, S bottleneck size, R rank.
 """
@@ -29,7 +29,7 @@ from cloze.model.heads import POOLED_HEADS, HeadName, Pooler, Reader
 from cloze.options import FeatureHead, Features, HeadPooling
 
 AttachmentKind = Literal["houlsby", "lora", "features"]
-# Modules by their path in a model, as PyTorch writes it; None where there is no module.
+# Modules by their dotted path in a model, as in ``get_submodule``; None removes the module at that path.
 Parts = dict[str, nn.Module | None]
 
 
@@ -41,11 +41,11 @@ class Attachment:
     head: HeadName
     labels: int
     size: int  # bottleneck size, rank, or LSTM width
-    pooler: bool = False  # whether it has a pooler of its own
+    pooler: bool = False  # whether the adapter has its own pooler
     alpha: float = 16.0  # lora: the change is scaled by alpha / size
-    reads: Features = "last"  # features: which states are read, and by what
-    feature_head: FeatureHead = "linear"
-    pooling: HeadPooling = "cls"  # what a pooled head reads; with others than cls, the pooler is not used
+    reads: Features = "last"  # features: which states the reader takes
+    feature_head: FeatureHead = "linear"  # features: what the reader passes them through
+    pooling: HeadPooling = "cls"  # input of a pooled head; only "cls" uses the pooler
 
 
 class Adapter(nn.Module):
@@ -58,18 +58,18 @@ class Adapter(nn.Module):
         self.up = nn.Linear(size, config.hidden_size)
 
     def start(self, deviation: float, generator: torch.Generator) -> None:
-        """Initialise: random, but zero in ``up``. The paper starts near the identity; this is exactly the identity."""
+        """Initialise ``down`` randomly and ``up`` with zero: exactly the identity (the paper starts close to it)."""
         initialise(self, deviation, generator)
         nn.init.zeros_(self.up.weight)
 
     def forward(self, states: Tensor) -> Tensor:
-        """(B, T, H) -> (B, T, H)."""
+        """Apply the bottleneck and the residual connection: (B, T, H) -> (B, T, H)."""
         change: Tensor = self.up(self.activation(self.down(states)))
         return states + change
 
 
 class LowRank(nn.Module):
-    """A low-rank change of query and value: up(down(x)) * alpha / R."""
+    """A low-rank change of the query and value projections: up(down(x)) * alpha / R."""
 
     def __init__(self, config: BertConfig, rank: int, alpha: float) -> None:
         super().__init__()
@@ -79,14 +79,14 @@ class LowRank(nn.Module):
         self.value_down, self.value_up = _pair(width, rank)
 
     def start(self, deviation: float, generator: torch.Generator) -> None:
-        """Initialise ``down`` randomly and ``up`` with zero, so that a fresh adapter equals its base exactly."""
+        """Initialise ``down`` randomly and ``up`` with zero, so that an untrained adapter does not change the model."""
         for down in (self.query_down, self.value_down):
             nn.init.normal_(down.weight, std=deviation, generator=generator)
         for up in (self.query_up, self.value_up):
             nn.init.zeros_(up.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(B, T, H) -> (B, T, 3 H)."""
+        """Return the change of query, key (zero) and value: (B, T, H) -> (B, T, 3 H)."""
         query = self.query_up(self.query_down(hidden))
         value = self.value_up(self.value_down(hidden))
         return self.scale * torch.cat([query, torch.zeros_like(query), value], -1)
@@ -104,16 +104,16 @@ def _pair(width: int, rank: int) -> tuple[nn.Linear, nn.Linear]:
 
 @torch.no_grad()
 def merge(attention: SelfAttention) -> None:
-    """Add the low-rank change to the weights."""
+    """Add the low-rank change to the attention weights and remove the adapter."""
     if isinstance(attention.low_rank, LowRank):
         attention.query_key_value.weight += attention.low_rank.weight()
         attention.low_rank = None
 
 
 def new_parts(bert: Backbone, attachment: Attachment) -> Parts:
-    """Return the modules of an adapter by their paths, to be initialised or loaded; they are not installed."""
+    """Return the new modules of an adapter by their paths. The caller initialises or loads them and installs them."""
     parts: Parts = {}
-    if attachment.kind != "features":  # which reads the states of any backbone
+    if attachment.kind != "features":  # a feature reader works with any backbone
         parts = _layer_parts(require_bert(bert, f"an adapter of kind {attachment.kind}"), attachment)
     head = bert.new_head(attachment.head, attachment.labels, attachment.pooling)
     if attachment.kind == "features":
@@ -125,12 +125,12 @@ def new_parts(bert: Backbone, attachment: Attachment) -> Parts:
     if attachment.pooler:
         parts["pooler"] = Pooler(bert.config) if bert.pooler is None else deepcopy(bert.pooler)
     elif attachment.pooling != "cls":
-        parts["pooler"] = None  # that of the base, if there is one, is not used
+        parts["pooler"] = None  # removes the pooler of the base
     return parts | {"heads": nn.ModuleDict({attachment.head: head})}
 
 
 def _layer_parts(bert: Bert, attachment: Attachment) -> Parts:
-    """Return the modules that an adapter puts into each layer."""
+    """Return the modules that an adapter adds to each layer."""
     parts: Parts = {}
     for number, layer in enumerate(bert.encoder.layers):
         assert isinstance(layer, Layer)
@@ -147,7 +147,7 @@ def _layer_parts(bert: Bert, attachment: Attachment) -> Parts:
 
 
 def install(bert: Backbone, parts: Mapping[str, nn.Module | None]) -> Parts:
-    """Install modules at their paths and return the modules they replace; installing those undoes it."""
+    """Install modules at their paths and return the modules they replace; installing these restores the model."""
     replaced: Parts = {}
     for path, part in parts.items():
         parent_path, _, name = path.rpartition(".")
@@ -162,7 +162,7 @@ def attach(bert: Backbone, attachment: Attachment, seed: int) -> Parts:
     parts = new_parts(bert, attachment)
     generator = torch.Generator().manual_seed(seed)
     for path, part in parts.items():
-        copied = path.endswith("norm") or (path == "pooler" and bert.pooler is not None)  # from the base
+        copied = path.endswith("norm") or (path == "pooler" and bert.pooler is not None)  # copies of base modules
         if isinstance(part, Adapter | LowRank | Reader):
             part.start(bert.config.initial_deviation, generator)
         elif part is not None and not copied:
@@ -177,7 +177,7 @@ def attach(bert: Backbone, attachment: Attachment, seed: int) -> Parts:
 
 
 def part_tensors(parts: Mapping[str, nn.Module | None]) -> dict[str, Tensor]:
-    """Return the tensors of an adapter's modules by their names in the model."""
+    """Return the tensors of an adapter by their full parameter names in the model."""
     return {
         f"{path}.{name}": tensor
         for path, part in parts.items()
@@ -187,7 +187,7 @@ def part_tensors(parts: Mapping[str, nn.Module | None]) -> dict[str, Tensor]:
 
 
 def parts_of(bert: Backbone, attachment: Attachment) -> Parts:
-    """Return the modules of an adapter that is attached to a model."""
+    """Return the modules of the adapter that is attached to a model."""
     with torch.device("meta"):  # only the paths are needed
         paths = new_parts(bert, attachment)
     return {path: None if part is None else bert.get_submodule(path) for path, part in paths.items()}
@@ -197,7 +197,7 @@ def without_attachment(bert: Backbone) -> Backbone:
     """Return an equivalent model without an adapter: LoRA is merged into the weights.
 
     Raises:
-        ConfigError: If the adapter is of a kind that cannot be merged.
+        ConfigError: If this kind of adapter cannot be merged.
     """
     layers = [layer for layer in bert.encoder.layers if isinstance(layer, Layer)] if isinstance(bert, Bert) else []
     if bert.reader is not None or any(layer.attention_adapter is not None for layer in layers):

@@ -1,14 +1,14 @@
-"""The backbone protocol: what every architecture provides, declares and is registered under.
+"""The backbone protocol: the interface that every architecture implements, and the registry of architectures.
 
-A backbone maps ``ids, segments, mask, needed`` to an ``EncoderOutput`` and carries the heads on top of it. One class
-per architecture holds every combination of heads, so that the heads of a folder are data and not a type. What an
-architecture can do is declared in its ``Capabilities``: code that needs a capability checks the declaration, and
-never infers it from a head's name or from the shape of the layers.
+A backbone maps ``ids, segments, mask, needed`` to an ``EncoderOutput`` and holds the heads on top of it. There is one
+class per architecture for all combinations of heads: the heads are data, not part of the type. Each architecture
+declares its ``Capabilities``. Code that needs a capability checks this declaration and never infers it from the name
+of a head or from the layers.
 
 To add an architecture, subclass ``Backbone`` and decorate the class with ``register_backbone``. Loading, saving,
 fine-tuning and prediction find it by the ``model_type`` of its ``config.json``.
 
-Dimensions: B sequences, T tokens, H hidden size, M positions that are read.
+Dimensions: B sequences, T tokens, H hidden size, M requested positions.
 """
 
 from abc import abstractmethod
@@ -36,22 +36,22 @@ from cloze.model.heads import (
 )
 from cloze.options import HeadPooling
 
-# Which token states stand for the whole sequence: the first token ([CLS]), the last real token, or their mean.
+# Which token states represent the whole sequence: the first token ([CLS]), the last real token, or the mean.
 Summary = Literal["first", "last", "mean"]
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an architecture can do. Every backbone class declares its own; nothing is inherited."""
+    """Capabilities of an architecture. Every backbone class declares its own; they are not inherited."""
 
-    bidirectional: bool  # a token sees both sides; masked-word heads need this
+    bidirectional: bool  # tokens attend to both sides, as masked-word heads require
     has_positions: bool  # learned absolute positions: inputs have at most config.positions tokens
-    summary: Summary  # what the pooled heads read
-    fused_kernels: bool = False  # bf16/int8 products and fused layers implement exactly these layers
+    summary: Summary  # input of the pooled heads
+    fused_kernels: bool = False  # the bf16/int8 products and fused layers implement exactly these layers
 
 
 class Backbone(nn.Module):
-    """Base class of all architectures: the layers below the heads, a pooler where one is needed, and the heads.
+    """Base class of all architectures: the layers below the heads, an optional pooler, and the heads.
 
     A subclass declares ``model_types`` and ``capabilities`` and implements ``build``, ``encode`` and ``token_table``.
     """
@@ -59,7 +59,7 @@ class Backbone(nn.Module):
     model_types: ClassVar[tuple[str, ...]]  # values of "model_type" in config.json
     config_type: ClassVar[type[BertConfig]] = BertConfig  # a subclass of BertConfig may add fields
     capabilities: ClassVar[Capabilities]
-    encoder: Any  # by convention, the layers below the heads; their inside is the architecture's own
+    encoder: Any  # by convention, the layers below the heads; their structure depends on the architecture
     reader: Reader | None
 
     def __init__(
@@ -103,7 +103,7 @@ class Backbone(nn.Module):
             ids: Token ids, (B, T).
             segments: Segment of each token, (B, T).
             mask: True at real tokens, (B, T); None if nothing is padded.
-            needed: Flat positions (M,) whose last states are read, all different; None for all. The others may be 0.
+            needed: Unique flat positions (M,) whose last states are used; None for all. Other states may be 0.
             keep_states: Return the states of every layer, embeddings first.
             keep_attentions: Return the attention weights; an architecture without attention returns none.
         """
@@ -112,12 +112,12 @@ class Backbone(nn.Module):
     @property
     @abstractmethod
     def token_table(self) -> nn.Embedding:
-        """The token embeddings, which masked-word heads decode with (tied weights)."""
+        """The token embeddings, also the output matrix of masked-word heads (tied weights)."""
         raise NotImplementedError
 
     @property
     def model_type(self) -> str:
-        """The ``model_type`` that this model is saved as."""
+        """The ``model_type`` to save in ``config.json``."""
         return self.model_types[0]
 
     @classmethod
@@ -130,19 +130,19 @@ class Backbone(nn.Module):
         pooler: bool | None = None,
         seed: int = 0,
     ) -> Self:
-        """Return a randomly initialised model, the same for the same seed."""
+        """Return a randomly initialised model; the seed determines all weights."""
         model = cls(config, heads, labels=labels, pooler=pooler)
         initialise(model, config.initial_deviation, torch.Generator().manual_seed(seed))
         return model
 
     def new_head(self, name: HeadName, labels: int, pooling: HeadPooling | None = None) -> nn.Module:
-        """Return a new head for this backbone, not attached to it; ``pooling`` overrides that of the configuration."""
+        """Return a new, unattached head for this backbone; ``pooling`` overrides the pooling of the configuration."""
         return build_head(name, self.config, labels, self.token_table, pooling or self.config.head_pooling)
 
     def forward(
         self, ids: Tensor, segments: Tensor, mask: Tensor | None = None, needed: Tensor | None = None
     ) -> EncoderOutput:
-        """Encode a batch; callers apply the head they want to the states they asked for."""
+        """Encode a batch. The caller then applies a head to the states."""
         if self.reader is not None:
             return EncoderOutput(self.reader(self.encode, ids, segments, mask))
         if self.pooling == "separate":
@@ -150,7 +150,7 @@ class Backbone(nn.Module):
         return self.encode(ids, segments, mask, needed=needed)
 
     def _compare(self, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
-        """Encode the texts of each pair separately, and compare their mean vectors: (B, T) -> (B, 1, 4 H + 1)."""
+        """Encode the texts of each pair separately and compare their mean vectors: (B, T) -> (B, 1, 4 H + 1)."""
         split, real = split_pairs(ids, segments, mask, self.config.pad_id)  # (2 B, T')
         vectors = mean_state(self.encode(split, torch.zeros_like(split), real).last, real)
         count = ids.shape[0]  # not len(), which would fix the number of sequences in an exported graph
@@ -158,9 +158,9 @@ class Backbone(nn.Module):
 
     @property
     def pooling(self) -> HeadPooling:
-        """What the task head reads. A head without pooler and reader reads the mean of the token states.
+        """The input of the task head. A head without a pooler or reader takes the mean of the token states.
 
-        This follows the modules and not the configuration, because an adapter may add a pooler or take it away.
+        Derived from the modules, not the configuration, because an adapter may add or remove a pooler.
         """
         if any(isinstance(head, ComparisonHead) for head in self.heads.values()):
             return "separate"
@@ -168,18 +168,18 @@ class Backbone(nn.Module):
         return "mean" if has_mean else "cls"
 
     def summary_positions(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Return the flat positions of the summary tokens, (B, T) -> (B,); None where all tokens are read."""
+        """Return the flat positions of the summary tokens, (B, T) -> (B,); None if all tokens are used."""
         if self.capabilities.summary == "mean" or self.pooling != "cls":
             return None
         first = first_positions(ids)
         return first if self.capabilities.summary == "first" else first + _last_indices(ids.shape[1], mask)
 
     def needed_by(self, head: HeadName, ids: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Return the flat positions whose last states a head reads; None if it reads all of them."""
+        """Return the flat positions whose last states a head uses; None if it uses all of them."""
         return self.summary_positions(ids, mask) if HEADS[head].reads_summary else None
 
     def summarise(self, last: Tensor, mask: Tensor | None) -> Tensor:
-        """Reduce the last states to one vector per sequence, as declared: (B, T, H), (B, T) -> (B, H)."""
+        """Reduce the last states to one vector per sequence, as ``capabilities`` declare: (B, T, H) -> (B, H)."""
         if self.capabilities.summary == "first":
             return last[:, 0]
         if self.capabilities.summary == "last":
@@ -188,10 +188,10 @@ class Backbone(nn.Module):
         return mean_state(last, mask)
 
     def pooled(self, last: Tensor, mask: Tensor | None) -> Tensor:
-        """Return what the pooled heads read: (B, T, H), (B, T) -> (B, H).
+        """Return the input of the pooled heads: (B, T, H), (B, T) -> (B, H).
 
         Args:
-            last: Last states, as ``forward`` returns them.
+            last: Last states, as returned by ``forward``.
             mask: True at real tokens; None if nothing is padded.
         """
         if self.reader is not None or self.pooling == "separate":
@@ -203,11 +203,11 @@ class Backbone(nn.Module):
         return self.pooler(self.summarise(last, mask))  # type: ignore[no-any-return]
 
     def head_input(self, head: HeadName, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
-        """Encode a batch and return what a pooled head reads of it: (B, T) -> (B, H)."""
+        """Encode a batch and return the input of a pooled head: (B, T) -> (B, H)."""
         return self.pooled(self(ids, segments, mask, self.needed_by(head, ids, mask)).last, mask)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the training mode; layers that are only read by a frozen-feature reader stay in evaluation mode."""
+        """Set the training mode; the frozen layers below a reader stay in evaluation mode."""
         super().train(mode)
         if self.reader is not None:
             for name, child in self.named_children():
@@ -217,11 +217,11 @@ class Backbone(nn.Module):
 
     @property
     def head_names(self) -> tuple[HeadName, ...]:
-        """The heads of this model, in a fixed order."""
+        """The names of this model's heads, in a fixed order."""
         return tuple(name for name in HEAD_NAMES if name in self.heads)
 
     def parameter_count(self) -> int:
-        """Return the number of parameters; the tied embedding counts once."""
+        """Return the number of parameters; the tied embedding is counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 
@@ -234,27 +234,28 @@ def mean_state(last: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def split_pairs(ids: Tensor, segments: Tensor, mask: Tensor | None, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Split pairs into their texts: ``[CLS] A [SEP] B [SEP]`` becomes ``[CLS] A [SEP]`` and ``[CLS] B [SEP]``.
+    """Split pairs into separate sequences: ``[CLS] A [SEP] B [SEP]`` -> ``[CLS] A [SEP]`` and ``[CLS] B [SEP]``.
 
     Args:
         ids: Token ids, (B, T).
-        segments: 0 in the first text of a pair, another number in the second, (B, T).
+        segments: Segment of each token, (B, T): 0 in the first text of a pair, nonzero in the second.
         mask: True at real tokens, (B, T); None if nothing is padded.
         pad_id: Id of the padding token.
 
     Returns:
-        Token ids of all first texts and then of all second ones, and the mask, both (2 B, T').
+        Token ids of all first texts followed by all second texts, and their mask, both (2 B, T').
     """
     length = ids.shape[1]
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     is_second = segments.ne(0) & real
     first_lengths = (real & ~is_second).sum(1, keepdim=True)  # (B, 1)
-    second_lengths = is_second.sum(1, keepdim=True) + 1  # with [CLS]
+    second_lengths = is_second.sum(1, keepdim=True) + 1  # including [CLS], (B, 1)
     places = torch.arange(length, device=ids.device)  # (T,)
-    moved = ids.gather(1, (first_lengths + places - 1).clamp(max=length - 1))
-    seconds = torch.where(places == 0, ids[:, :1], moved)
+    # Shift B to the front, leaving column 0 for [CLS].
+    moved = ids.gather(1, (first_lengths + places - 1).clamp(max=length - 1))  # (B, T)
+    seconds = torch.where(places == 0, ids[:, :1], moved)  # (B, T)
     lengths = torch.cat([first_lengths, second_lengths])  # (2 B, 1)
-    if not torch.compiler.is_compiling():  # an exported graph serves all shapes
+    if not torch.compiler.is_compiling():  # an exported graph must work for all shapes
         length = int(lengths.max())
     kept = places[:length] < lengths  # (2 B, T')
     return torch.cat([ids, seconds])[:, :length].masked_fill(~kept, pad_id), kept
@@ -266,7 +267,7 @@ def first_positions(ids: Tensor) -> Tensor:
 
 
 def _last_indices(length: int, mask: Tensor | None) -> Tensor | int:
-    """Return the index of the last real token of each sequence, (B,), or one index for all."""
+    """Return the index of the last real token of each sequence, (B,), or one index if nothing is padded."""
     return length - 1 if mask is None else mask.sum(1) - 1
 
 
@@ -284,7 +285,7 @@ def _check_heads(heads: Collection[HeadName], capabilities: Capabilities) -> Non
 
 
 def _check_pooling(heads: Collection[HeadName], config: BertConfig) -> None:
-    """Refuse sentence heads on anything but the pooler, which they have learned to read."""
+    """Reject sentence-pair pre-training heads without the pooler that they were trained with."""
     pooling, sentence = config.head_pooling, [name for name in heads if name in POOLED_HEADS & PRETRAINING_HEADS]
     if pooling != "cls" and sentence:
         raise ConfigError(f"head {sentence[0]}: it reads the pooler, but head_pooling is {pooling!r}; use 'cls'")
@@ -302,7 +303,7 @@ def register_backbone(backbone: BackboneType) -> BackboneType:
     Raises:
         ConfigError: If the class does not declare its own capabilities, or a model type is taken.
     """
-    # Not inherited: a subclass with other layers must not run through kernels that implement its parent's.
+    # Not inherited: a subclass with other layers must not use the fused kernels of its parent's layers.
     if "capabilities" not in vars(backbone) or "model_types" not in vars(backbone):
         raise ConfigError(f"{backbone.__name__}: a backbone declares capabilities and model_types of its own")
     for model_type in backbone.model_types:
@@ -312,7 +313,7 @@ def register_backbone(backbone: BackboneType) -> BackboneType:
 
 
 def unregister_backbone(backbone: type[Backbone]) -> None:
-    """Remove an architecture from the registry; tests use this."""
+    """Remove an architecture from the registry (used by tests)."""
     for model_type in backbone.model_types:
         _REGISTRY.pop(model_type, None)
 

@@ -1,6 +1,6 @@
-"""Batches of prediction: sequences -> padded batches of similar length -> results in input order.
+"""Batching for prediction: group sequences of similar length, pad them, and return results in input order.
 
-Also merges the results of a text's windows into the result of the text.
+Also merges the results of the windows of a long text into one result.
 
 Dimensions: B sequences, T tokens.
 """
@@ -17,13 +17,15 @@ from torch import Tensor
 
 Result = TypeVar("Result")
 
-# Tokens per batch, without padding. On CPUs small batches keep the activations in the cache; accelerators need more.
+# Tokens per batch, not counting padding. On a CPU, small batches keep the activations in the cache; accelerators need
+# larger ones.
 TOKEN_BUDGET = 1024
 ACCELERATOR_BUDGET = 16384
-# Overhead of a batch, in tokens: each batch reads the weights from memory once more. If there are more padding tokens
-# than this, it is cheaper to start another batch.
+# Fixed cost of a batch, in tokens: each batch reads the weights from memory once. If a batch has more padding tokens
+# than this, starting another batch is cheaper.
 BATCH_COST = 32
-# On a CPU, padding is not computed (model/packing.py) but takes memory: up to 3 padding tokens per token of the budget.
+# On a CPU, padding is not computed (model/packing.py) but still takes memory: allow 3 padding tokens per token of the
+# budget.
 PADDING_RATIO = 3
 
 
@@ -45,7 +47,7 @@ class Batch:
 
     ids: Tensor  # (B, T)
     segments: Tensor  # (B, T)
-    mask: Tensor | None  # (B, T), true at real tokens; None where nothing is padded
+    mask: Tensor | None  # (B, T), true at real tokens; None if nothing is padded
 
     @property
     def real(self) -> Tensor:
@@ -55,7 +57,7 @@ class Batch:
 
 def collate(sequences: Sequence[TokenSequence], pad_id: int, device: torch.device) -> Batch:
     """Pad sequences to the longest of them."""
-    if len(sequences) == 1:  # much faster than the general path, which matters for single short texts
+    if len(sequences) == 1:  # much faster than the general path, which matters for a single short text
         (sequence,) = sequences
         ids, segments = torch.tensor([sequence.ids], device=device), torch.tensor([sequence.segments], device=device)
         return Batch(ids, segments, None)
@@ -68,14 +70,17 @@ def collate(sequences: Sequence[TokenSequence], pad_id: int, device: torch.devic
 
 
 def _pad(real: NDArray[np.bool_], rows: Sequence[Sequence[int]], padding: int) -> NDArray[np.int64]:
-    """Return the rows as one array. One tensor per row would take longer than encoding thousands of short texts."""
+    """Return the rows as one padded array.
+
+    NumPy fills it at once: building one tensor per row would take longer than tokenizing thousands of short texts.
+    """
     padded = np.full(real.shape, padding, np.int64)
     padded[real] = np.fromiter(chain.from_iterable(rows), np.int64)
     return padded
 
 
 def batch_limits(device: torch.device) -> tuple[int, int]:
-    """Return the maximum tokens per batch on a device, and the maximum padding tokens beside them."""
+    """Return the maximum numbers of real tokens and of padding tokens per batch on a device."""
     if device.type == "cpu":
         return TOKEN_BUDGET, PADDING_RATIO * TOKEN_BUDGET
     return ACCELERATOR_BUDGET, BATCH_COST
@@ -105,8 +110,8 @@ def run_batched(
 ) -> list[Result]:
     """Apply ``step`` to batches of similar length and return one result per sequence, in input order.
 
-    The service's batcher has grouped requests by length already. Batches are formed again here because one input may
-    have become several sequences (windows, masked copies), and because callers without a batcher pass any number.
+    The service's batcher has already grouped requests by length. Batches are formed again here because one input may
+    become several sequences (windows, masked copies), and because other callers pass any number of sequences.
     """
     if len(encodings) == 1:
         return list(step(collate(encodings, pad_id, device)))
@@ -121,7 +126,10 @@ Floats = NDArray[np.float32]
 
 
 def join_vectors(windows: Sequence[Sequence[TokenSequence]], rows: Sequence[Floats], *, normalize: bool) -> Floats:
-    """Average the vectors of each text's windows, weighted by their tokens; ``normalize``: scale to unit norm."""
+    """Average the vectors of each text's windows, weighted by their lengths in tokens.
+
+    ``normalize`` scales the averages to unit norm.
+    """
     vectors = np.stack(rows)
     if len(vectors) == len(windows):
         return vectors
@@ -133,7 +141,7 @@ def join_vectors(windows: Sequence[Sequence[TokenSequence]], rows: Sequence[Floa
 
 
 def join_logits(windows: Sequence[Sequence[TokenSequence]], rows: Sequence[Floats]) -> Floats:
-    """Average the logits of each text's windows, with equal weights: even a short last window is a full prediction."""
+    """Average the logits of each text's windows with equal weights: even a short window is a full prediction."""
     counts = np.array([[len(text)] for text in windows], np.float32)
     return (_sums(windows, np.stack(rows)) / counts).astype(np.float32)
 

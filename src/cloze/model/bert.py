@@ -1,7 +1,7 @@
 """BERT (Devlin et al., 2019) and ALBERT (Lan et al., 2020): the Transformer encoder as a backbone.
 
-A pre-training folder has the heads ``mlm`` and perhaps ``nsp`` or ``sop``, and ``sbo``; a fine-tuned one has one of
-``sequence``, ``token``, ``span`` and ``choice``.
+A pre-trained model has the head ``mlm``, and optionally ``sbo`` and one of ``nsp`` and ``sop``. A fine-tuned model has
+one of ``sequence``, ``token``, ``span`` and ``choice``.
 """
 
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from cloze.model.encoder import Encoder
 
 @register_backbone
 class Bert(Backbone):
-    """BERT; with an embedding size of its own (``BertConfig.embedding_size``), ALBERT."""
+    """BERT, or ALBERT if the embeddings are factorized (``BertConfig.embedding_size`` is set)."""
 
     model_types = ("bert", "albert")
     capabilities = Capabilities(bidirectional=True, has_positions=True, summary="first", fused_kernels=True)
@@ -47,15 +47,15 @@ class Bert(Backbone):
 
     @property
     def model_type(self) -> str:
-        """Whose layout the model is saved in: factorised embeddings exist in ALBERT's alone."""
+        """The ``model_type`` to save as: ``albert`` if the embeddings are factorized, otherwise ``bert``."""
         return "bert" if self.config.embedding_size is None else "albert"
 
 
 def require_bert(model: Backbone, feature: str) -> Bert:
-    """Return the model as a ``Bert``, for features that change BERT's own layers.
+    """Return the model as a ``Bert``, for features that modify the layers of BERT.
 
     Raises:
-        ConfigError: If the model is of another architecture.
+        ConfigError: If the model has another architecture.
     """
     if not isinstance(model, Bert):
         raise ConfigError(f"{feature} works on BERT's layers; this model is of type {model.model_type!r}")

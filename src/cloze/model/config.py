@@ -1,6 +1,6 @@
-"""Model configuration: the hyperparameters of section 3 of the paper, and named presets.
+"""Model configuration: the hyperparameters of section 3 of the BERT paper, and named presets.
 
-Field names are ours; ``checkpoint.config_file`` translates them to and from ``config.json``.
+``checkpoint.config_file`` translates these field names to and from those of ``config.json``.
 """
 
 from dataclasses import dataclass, replace
@@ -31,8 +31,8 @@ class BertConfig:
     # all layers share.
     embedding_size: int | None = None
     shared_layers: bool = False
-    # What a sequence or choice head reads: the summary of the architecture ([CLS]) through the pooler, or the mean of
-    # the token states without one.
+    # Input of a sequence or choice head: the summary token ([CLS]) through the pooler ("cls"), the mean of the token
+    # states without a pooler ("mean"), or a comparison of two separately encoded texts ("separate").
     head_pooling: HeadPooling = "cls"
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class BertConfig:
             *(["embedding_size"] if self.embedding_size is not None else []),
         ):
             value = getattr(self, name)
-            # An upper bound as well: a size from a file is used before any tensor confirms it.
+            # The upper bound protects against damaged files: sizes are used before any tensor confirms them.
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**24:
                 raise ConfigError(f"{name} is {value!r}; a whole number from 1 to {2**24} was expected")
         if not isinstance(self.pad_id, int) or isinstance(self.pad_id, bool) or not 0 <= self.pad_id < self.vocab_size:
@@ -98,21 +98,22 @@ class BertConfig:
 
     @property
     def distinct_layers(self) -> int:
-        """Number of layers with parameters of their own."""
+        """Number of layers that have their own parameters: 1 if the layers are shared."""
         return 1 if self.shared_layers else self.layers
 
 
-# Upper bound for shared layers, whose number no tensor confirms.
+# Upper bound for the number of shared layers, which no tensor in a checkpoint confirms.
 DEEPEST_SHARED = 256
 
-# "gelu" is the exact one, x * Phi(x), of the paper's code; the tanh form appears in checkpoints of others.
+# "gelu" is the exact form, x * Phi(x), of the original code; the other GELU names are the tanh approximation.
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
-# The paper's 0.02 belongs to a hidden size of 768. Narrower models that start with it hardly attend to anything for
-# their first thousands of steps; with projections of the same size they find out sooner (docs/findings.md).
+# The paper's 0.02 belongs to a hidden size of 768. With it, projections in narrower models are so small that attention
+# stays nearly uniform for thousands of steps. Scaling by sqrt(768 / H) keeps the projections at the same magnitude and
+# shortens this plateau (benchmarks/small_start.py).
 _PAPER_DEVIATION, _PAPER_WIDTH = 0.02, 768
 
-# (layers, hidden size); heads are 64 wide and the feed-forward layer is four times the hidden size, as in the paper.
+# (layers, hidden size). As in the paper, heads are 64 wide and the feed-forward size is four times the hidden size.
 _SIZES = {
     "tiny": (2, 128),
     "mini": (4, 256),

@@ -1,10 +1,12 @@
 """Estimate the cost of training from the configuration alone: parameters, FLOPs and memory.
 
-Dimensions: B sequences, T tokens, H hidden size, E table width, F feed-forward size, A heads, L layers, V vocabulary,
-M chosen positions. Numbers are counted from the encoder's own steps; the tests hold them against real models.
+The formulas follow the steps of the encoder; the tests compare them with real models.
 
-Memory is that of tensors. The allocator of Linux keeps some of what was freed, and may take a third more, or with
-checkpointing three times as much; MALLOC_MMAP_THRESHOLD_=65536 in the environment makes it give memory back.
+Memory means tensors. The Linux allocator does not return all freed memory to the system, so the process may take a
+third more, or three times as much with checkpointing. MALLOC_MMAP_THRESHOLD_=65536 in the environment prevents this.
+
+Dimensions: B sequences, T tokens, H hidden size, E table width, F feed-forward size, A heads, L layers, V vocabulary,
+M chosen positions.
 """
 
 from collections.abc import Collection
@@ -19,10 +21,10 @@ _FLOAT = 4  # bytes; weights, states and gradients are float32
 
 @dataclass(frozen=True)
 class Estimate:
-    """Training cost of a model for batches of one shape, in float32."""
+    """Cost of training a model in float32 on batches of one shape."""
 
     parameters: int
-    flops_per_token: float  # forward and backward, and forward once more where layers are checkpointed
+    flops_per_token: float  # forward and backward, and a second forward pass of checkpointed layers
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int  # AdamW's two moments
@@ -30,7 +32,7 @@ class Estimate:
 
     @property
     def total_bytes(self) -> int:
-        """Sum of all parts: slightly above the real peak, since activations are freed as gradients are computed."""
+        """Sum of all parts, slightly above the real peak because activations are freed as gradients are computed."""
         return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
 
 
@@ -47,8 +49,19 @@ def estimate(
 ) -> Estimate:
     """Estimate the cost of a training step.
 
-    ``chosen`` is the share of tokens that the masked-word head reads. ``explicit`` says whether attention weights are
-    written out; they are on a CPU, wherever they have dropout or are bfloat16, and the first is assumed if it is left.
+    Args:
+        config: The model.
+        heads: The heads to train.
+        batch: Sequences per batch.
+        length: Tokens per sequence.
+        labels: Outputs of a sequence or token head.
+        chosen: Fraction of tokens that the masked-word head predicts.
+        explicit: Whether attention weights are stored instead of using fused attention. The encoder stores them on a
+            CPU if attention has dropout or runs in bfloat16. Default: true if attention has dropout.
+        checkpointing: Whether the activations inside layers are recomputed in the backward pass.
+
+    Raises:
+        ConfigError: If the batch is empty or the sequences are too long for the model.
     """
     if batch < 1 or not 1 <= length <= config.positions:
         raise ConfigError(
@@ -72,7 +85,7 @@ def estimate(
 def count_parameters(
     config: BertConfig, heads: Collection[HeadName] = (), *, labels: int = 2, pooler: bool | None = None
 ) -> int:
-    """Return the number of parameters, equal to ``Bert.parameter_count`` of the built model."""
+    """Return the number of parameters; equals ``Bert.parameter_count`` of the instantiated model."""
     hidden, width = config.hidden_size, config.table_width
     tables = width * (config.vocab_size + config.positions + config.segments) + 2 * width
     if config.embedding_size is not None:
@@ -113,17 +126,18 @@ def count_flops(
     chosen: float = 0.15,
     checkpointing: bool = False,
 ) -> float:
-    """Floating-point operations that a token costs in a training step; matrix products alone, which are nearly all.
+    """Return the floating-point operations per token of a training step, counting matrix products only.
 
-    A product of (n, m) and (m, p) is 2nmp. On the way back there are two of the same size: one for the gradient of the
-    input, one for that of the weights.
+    A product of (n, m) and (m, p) takes 2nmp operations. The backward pass has two products of the same size: one for
+    the gradient of the input and one for the gradient of the weights. Everything else is negligible.
     """
     hidden, width = config.hidden_size, config.table_width
-    # Three projections and the two products of attention with T tokens each; then one projection, and two products of
-    # the feed-forward network, which the last layer does for those tokens alone that somebody reads.
+    # Query, key and value projections, and the two products of attention with T tokens each.
     attention = 6 * hidden * hidden + 4 * length * hidden
-    behind = 2 * (hidden * hidden + 2 * hidden * config.feedforward_size)
-    layers = config.layers * attention + (config.layers - 1 + _last_layer_share(heads, length, chosen)) * behind
+    # The output projection and the two feed-forward products; the last layer skips them for tokens that no head reads.
+    after_attention = 2 * (hidden * hidden + 2 * hidden * config.feedforward_size)
+    full_layers = config.layers - 1 + _last_layer_share(heads, length, chosen)
+    layers = config.layers * attention + full_layers * after_attention
     rest = 2.0 * width * hidden if config.embedding_size is not None else 0.0
     if "mlm" in heads:
         rest += chosen * 2 * (hidden * width + width * config.vocab_size)
@@ -136,7 +150,7 @@ def count_flops(
 
 
 def _last_layer_share(heads: Collection[HeadName], length: int, chosen: float) -> float:
-    """Return the share of the last layer's states that the heads read."""
+    """Return the fraction of the last layer's states that the heads read."""
     if not heads or any(name in ("sbo", "token", "span") for name in heads):
         return 1.0
     firsts = 1 / length if any(name in POOLED_HEADS for name in heads) else 0.0
@@ -153,12 +167,13 @@ def count_activations(
     explicit: bool = True,
     checkpointing: bool = False,
 ) -> int:
-    """Bytes at the height of a step, which is one of four moments of the way back.
+    """Return the peak activation bytes of a step: the maximum over four moments of the backward pass.
 
-    In the word heads, all layers still keep what they need, and logits and their gradients are there. In the last
-    layer and in the one before, which does more, the logits are gone, but the gradient of the table that made them
-    waits for that of the look-up; here a checkpointed layer is computed again. In the embeddings, there are nothing
-    but the table's gradients.
+    - In the word heads: the activations of all layers, the logits and their gradients.
+    - In the last layer: the logits are freed, but the embedding gradient from the tied output matrix is held until the
+      lookup adds its own. A checkpointed layer is recomputed here.
+    - In the layer before it: the same, and this layer processes all tokens.
+    - In the embeddings: only the gradients of the embedding table.
     """
     tokens, share = batch * length, _last_layer_share(heads, length, chosen)
     layer = round(tokens * _layer_activations(config, length, explicit))
@@ -169,43 +184,45 @@ def count_activations(
     moments = [kept + (last if checkpointing else 0) + _layer_gradients(config, batch, length, explicit, share)]
     if config.layers > 1:
         again = layer if checkpointing else 0
-        # The gradient of a shared layer's weights grows until its first pass has been gone through.
+        # The gradient of shared weights accumulates until the backward pass reaches the first application of the layer.
         waiting = _FLOAT * _layer_parameters(config) if config.shared_layers else 0
         moments.append(below + again + waiting + _layer_gradients(config, batch, length, explicit))
     table = _FLOAT * config.vocab_size * config.table_width
     if not any(name in ("mlm", "sbo") for name in heads):
         return max(*moments, table)
-    # Logits, and a gradient of theirs.
+    # The logits and their gradient.
     logits = round(chosen * tokens) * (_word_head_activations(config, heads) + _FLOAT * config.vocab_size)
     return max(kept + logits + table, max(moments) + table, 3 * table)
 
 
 def _layer_activations(config: BertConfig, length: int, explicit: bool, share: float = 1.0) -> float:
-    """Bytes a token, of which a share goes through the whole layer.
+    """Return the bytes per token that a layer stores for the backward pass.
 
-    H-wide: the input; query, key, value; then context, inputs of both LayerNorms, output of the first. F-wide: before
-    and after the activation.
+    ``share`` is the fraction of tokens that also pass through the part after attention. Stored tensors of width H: the
+    input, query, key and value; then the context, the inputs of both LayerNorms and the output of the first. Of width
+    F: the input and output of the activation.
     """
     hidden = config.hidden_size
     dropped = 2 * _FLOAT * hidden if config.dropout > 0 else 0
-    behind = share * (_FLOAT * (4 * hidden + 2 * config.feedforward_size) + dropped)
+    after_attention = share * (_FLOAT * (4 * hidden + 2 * config.feedforward_size) + dropped)
     if not explicit:
-        # The kernel keeps one number a row, and what it made, which is the context itself where nothing is left out.
-        return 4 * _FLOAT * hidden + behind + _FLOAT * (config.heads + (hidden if share < 1 else 0))
-    # Written out: the scaled query; the softmax; and with dropout, the factors, and what came of it.
+        # The fused kernel stores one number per head and its output. The output is the context counted above, unless
+        # only a part of the context is used.
+        return 4 * _FLOAT * hidden + after_attention + _FLOAT * (config.heads + (hidden if share < 1 else 0))
+    # Explicit attention stores the scaled query and the softmax; dropout adds its factors and its output.
     weights = 3 * _FLOAT if config.attention_dropout > 0 else _FLOAT
-    return 5 * _FLOAT * hidden + behind + weights * config.heads * length
+    return 5 * _FLOAT * hidden + after_attention + weights * config.heads * length
 
 
 def _embedding_activations(config: BertConfig) -> int:
-    """Bytes a token: the sum before LayerNorm, and where there is a map behind it, what goes into that."""
+    """Return the bytes per token that the embeddings store: inputs of LayerNorm and projection, and dropout factors."""
     width = config.table_width
     mapped = _FLOAT * width if config.embedding_size is not None else 0
     return _FLOAT * width + mapped + (_FLOAT * width if config.dropout > 0 else 0)
 
 
 def _word_head_activations(config: BertConfig, heads: Collection[HeadName]) -> int:
-    """Bytes a target. Logits are V wide, and so is their softmax; the rest hardly counts."""
+    """Return the bytes per target. The logits and their softmax (width V) dominate."""
     hidden, width = config.hidden_size, config.table_width
     transform = _FLOAT * (hidden + 3 * width)
     logits = 2 * _FLOAT * config.vocab_size
@@ -214,7 +231,7 @@ def _word_head_activations(config: BertConfig, heads: Collection[HeadName]) -> i
 
 
 def _layer_gradients(config: BertConfig, batch: int, length: int, explicit: bool, share: float = 1.0) -> int:
-    """Return the peak bytes of gradients inside a layer: in the feed-forward part or, once that is freed, attention."""
+    """Return the peak gradient bytes inside a layer: of the feed-forward part or, later, of attention."""
     inner = round(share * 2 * _FLOAT * batch * length * config.feedforward_size)
     square = _FLOAT * batch * config.heads * length * length if explicit else 0
     return max(inner, 2 * square - inner)

@@ -1,10 +1,20 @@
-"""The Transformer encoder: section 3 of Devlin et al. (2019), after "Attention is all you need" (Vaswani et al., 2017).
+"""The Transformer encoder: section 3 of Devlin et al. (2019), based on Vaswani et al. (2017).
 
-Three learned embeddings (token, segment, position) are added, and a stack of bidirectional Transformer layers follows.
-As in the original, and unlike most later models, LayerNorm comes after each residual sum (post-LayerNorm).
+The encoder turns token ids into one vector per token that depends on the whole sequence. Three learned embeddings
+(token, segment, position) are added up; then L layers refine the vectors. Each layer has two sublayers. Attention mixes
+information between the tokens of a sequence, and the feed-forward network transforms each token on its own:
+
+    ids, segments (B, T)
+      -> embeddings: token + segment + position -> LayerNorm -> dropout      (B, T, H)
+      -> L times: x = LayerNorm(x + dropout(attention(x)))                   (B, T, H)
+                  x = LayerNorm(x + dropout(contract(gelu(expand(x)))))      (B, T, H), inside (B, T, 4 H)
+
+As in the original, and unlike most later models, LayerNorm comes after the residual sum (post-LayerNorm). Attention is
+bidirectional: every token sees the tokens on both sides, which is why pre-training has to mask words instead of
+predicting the next one. ALBERT applies one layer L times and narrows the embeddings to width E < H.
 
 Dimensions: B sequences, T tokens, H hidden size, E embedding width (H in BERT), A heads, D head size (H = A * D),
-L layers, V vocabulary, N tokens without padding, M positions that are read. In a packed batch (``model/packing.py``)
+L layers, V vocabulary, N tokens without padding, M requested positions. In a packed batch (``model/packing.py``)
 B is 1 and T is N.
 """
 
@@ -22,13 +32,17 @@ from cloze.model.packing import Group, Packing, gather_states, scatter_states
 # Attention visibility: a padding mask (B, 1, 1, T), the groups of a packed row, or None for full attention.
 Visibility = Tensor | tuple[Group, ...] | None
 
-# PyTorch's bfloat16 softmax processes this many numbers at a time on a CPU, and the rest one by one: for other row
-# lengths the detour through float32 is about twice as fast (docs/findings.md).
+# PyTorch's bfloat16 softmax on a CPU processes this many numbers at a time and the remainder one by one. For rows whose
+# length is not a multiple of it, a float32 softmax is about twice as fast (benchmarks/softmax.py).
 _SOFTMAX_LANES = 32
 
 
 class Embeddings(nn.Module):
-    """Token + segment + position, then LayerNorm and dropout; ALBERT maps its narrower tables to the hidden size."""
+    """The sum of token, segment and position embeddings, followed by LayerNorm and dropout (figure 2 of the paper).
+
+    Attention ignores order, so position embeddings are the model's only information about it. Segment embeddings
+    distinguish the two texts of a pair. ALBERT has narrower tables and projects their sum to the hidden size.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -42,9 +56,13 @@ class Embeddings(nn.Module):
         self.to_hidden = nn.Linear(config.table_width, config.hidden_size) if factorised else None
 
     def forward(self, ids: Tensor, segments: Tensor, positions: Tensor | None = None) -> Tensor:
-        """(B, T), (B, T) -> (B, T, H); ``positions`` (T,) are 0, 1, 2, ... unless they are given."""
+        """Embed a batch: (B, T), (B, T) -> (B, T, H).
+
+        ``positions`` (T,) default to 0, 1, 2, ...; a packed row passes its own, which restart at each sequence.
+        """
         embedded = self.token(ids) + self.segment(segments)  # (B, T, E)
-        # An embedding lookup, not an index: the gradient of an index is summed by threads in random order.
+        # (T, E), broadcast over B. An embedding lookup, not an index: the gradient of an index is summed by threads in
+        # no fixed order, which would make training irreproducible.
         embedded = embedded + (self.position.weight[: ids.shape[1]] if positions is None else self.position(positions))
         narrow: Tensor = self.dropout(self.norm(embedded))  # (B, T, E)
         # Under bfloat16 autocast the projection returns bfloat16; the residual stream stays float32.
@@ -52,12 +70,17 @@ class Embeddings(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of every token to every token of its sequence."""
+    """Multi-head self-attention: every token attends to every token of its sequence.
+
+    Each head computes a weighted average of the tokens' values. The weights are a softmax over the dot products of the
+    token's query with all keys: a head learns what to look for (query), what a token offers (key) and what it passes on
+    (value). The A heads work on D-wide slices, and ``output`` combines their results.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.heads, self.head_size = config.heads, config.head_size
-        # One matrix instead of three: the same numbers in one larger, faster product.
+        # Query, key and value projections in one matrix: the same numbers from one larger and faster product.
         self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = Dropout(config.attention_dropout)
@@ -66,7 +89,7 @@ class SelfAttention(nn.Module):
     def forward(
         self, hidden: Tensor, visible: Visibility, keep_weights: bool, needed: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, T, H) -> (B, T, H), or (M, H) of the needed positions; and the weights (B, A, T, T) if requested."""
+        """Attend: (B, T, H) -> (B, T, H), or (M, H) for ``needed`` positions; and weights (B, A, T, T) on request."""
         projected = self.query_key_value(hidden)  # (B, T, 3 H)
         if self.low_rank is not None:
             projected = projected + self.low_rank(hidden)
@@ -81,15 +104,16 @@ class SelfAttention(nn.Module):
     def _attend(
         self, projected: Tensor, mask: Tensor | None, keep_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Queries, keys and values (B, T, 3 H) -> contexts (B, T, H), and the weights where they were computed."""
+        """Attend within each sequence: projections (B, T, 3 H) -> contexts (B, T, H), and weights if computed."""
         batch, length, width = projected.shape
         by_head = projected.view(batch, length, 3, self.heads, self.head_size)  # (B, T, 3, A, D)
         by_head = by_head.permute(2, 0, 3, 1, 4)  # (3, B, A, T, D)
         weights = None
         if keep_weights or self._needs_explicit_weights(projected):
-            # Made contiguous once: each of the two products would otherwise copy its operands.
+            # One contiguous copy here; otherwise each of the two products would copy its operands.
             query, key, value = by_head.contiguous()  # three of (B, A, T, D)
             weights = attention_weights(query, key, mask)  # (B, A, T, T)
+            # As in the original, dropout removes whole connections between tokens.
             context = self.dropout(weights) @ value  # (B, A, T, D)
         else:
             query, key, value = by_head
@@ -98,38 +122,46 @@ class SelfAttention(nn.Module):
         return context.transpose(1, 2).reshape(batch, length, width // 3), weights  # (B, A, T, D) -> (B, T, H)
 
     def _attend_groups(self, projected: Tensor, groups: tuple[Group, ...]) -> Tensor:
-        """Attend within the sequences of a packed row, group by group: (1, N, 3 H) -> (1, N, H)."""
+        """Attend within each sequence of a packed row, group by group: (1, N, 3 H) -> (1, N, H)."""
         chunks = torch.split(projected.flatten(0, 1), [group.tokens for group in groups])  # of (n, 3 H)
         contexts = [
             group.unpad(self._attend(group.pad(chunk), group.mask)[0])
             for chunk, group in zip(chunks, groups, strict=True)
         ]
-        return torch.cat(contexts)[None]
+        return torch.cat(contexts)[None]  # of (n, H) -> (1, N, H)
 
     def _needs_explicit_weights(self, projected: Tensor) -> bool:
-        """Return whether writing out the weights is faster than PyTorch's fused attention."""
+        """Return whether explicit attention weights are faster than PyTorch's fused attention."""
         if projected.device.type != "cpu":
             return False
-        # The CPU's fused kernel has no dropout and falls back to these same steps, with a slower dropout; and its
-        # bfloat16 backward pass takes four times as long as that of plain products (docs/findings.md).
+        # The fused CPU kernel does not support dropout: PyTorch falls back to the explicit steps, with its own, slower
+        # dropout. In bfloat16 its backward pass takes four times as long as plain products (benchmarks/attention.py).
         drops = self.training and self.dropout.probability > 0
         return drops or (projected.dtype == torch.bfloat16 and torch.is_grad_enabled())
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(Q K^T / sqrt(D)) over the real tokens: (B, A, T, D) twice -> (B, A, T, T)."""
-    # The factor goes to the narrower side of the product, and the mask is added in place: both cost least there.
+    """Return softmax(Q K^T / sqrt(D)) over the real tokens: (B, A, T, D), (B, A, T, D) -> (B, A, T, T).
+
+    The dot product of two D-wide vectors with independent entries of order 1 has a standard deviation of sqrt(D). The
+    division keeps the softmax away from saturation, where its gradient vanishes (Vaswani et al., section 3.2.1).
+    """
+    # Scaling the query (T, D) is cheaper than scaling the scores (T, T); so is adding the mask in place.
     scores: Tensor = query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1)
     dtype = scores.dtype
     if dtype == torch.bfloat16 and scores.device.type == "cpu" and scores.shape[-1] % _SOFTMAX_LANES:
         scores = scores.float()
     if mask is not None:
+        # (B, 1, 1, T), broadcast over heads and queries: minus infinity gives padding a weight of exactly 0.
         scores += torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, float("-inf"))
     return scores.softmax(-1).to(dtype)
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward network, each followed by dropout, residual sum and LayerNorm."""
+    """Attention and a feed-forward network, each followed by dropout, a residual sum and LayerNorm.
+
+    The residual sum lets a sublayer learn a correction of its input and gives gradients a direct path to lower layers.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -146,44 +178,44 @@ class Layer(nn.Module):
     def forward(
         self, hidden: Tensor, visible: Visibility, keep_weights: bool, needed: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, T, H) -> (B, T, H), or (M, H) of the needed positions; and the attention weights if requested."""
+        """Apply the layer: (B, T, H) -> (B, T, H), or (M, H) for ``needed`` positions; and attention weights."""
         attended, weights = self.attention(hidden, visible, keep_weights, needed)
         if needed is not None:
-            hidden = gather_states(hidden, needed)  # (M, H)
+            hidden = gather_states(hidden, needed)  # (M, H), the residual of the same positions
         attended = self.dropout(attended)
         if self.attention_adapter is not None:
             attended = self.attention_adapter(attended)
         hidden = self.attention_norm(hidden + attended)
-        transformed = self.dropout(self.contract(self.activation(self.expand(hidden))))
+        transformed = self.dropout(self.contract(self.activation(self.expand(hidden))))  # (..., H) -> 4 H -> (..., H)
         if self.feedforward_adapter is not None:
             transformed = self.feedforward_adapter(transformed)
         return self.feedforward_norm(hidden + transformed), weights
 
 
 class FusedPath(Protocol):
-    """All layers of an encoder as one faster call, in int8 (predict/quantization/linear.py)."""
+    """All layers of an encoder as one faster int8 call (predict/quantization/linear.py)."""
 
     def __call__(
         self, encoder: "Encoder", hidden: Tensor, visible: Visibility, needed: Tensor | None, keep_states: bool, /
     ) -> list[Tensor] | None:
-        """Map embeddings (B, T, H) to the last state, or with ``keep_states`` to all states, embeddings first.
+        """Return the last state for embeddings (B, T, H); with ``keep_states`` all states, embeddings first.
 
-        Return None if the layers must be run one by one.
+        Returns None if the layers must run one by one.
         """
 
 
 class Encoder(nn.Module):
     """Embeddings and L layers, or one layer that is applied L times (ALBERT).
 
-    Three savings change no result:
+    Three optimizations leave the results unchanged:
 
-    - ``needed``: a caller that reads only some of the last states names them (a classifier reads the first token, the
-      masked-word head one in seven). The last layer then skips the other positions after attention, where three
-      quarters of a layer's work is.
-    - Packing: padding is not computed in training, nor in prediction on a CPU (``model/packing.py``). Accelerators get
-      texts of similar length in prediction and prefer one large padded product.
-    - ``checkpointing``: training keeps only the states between layers and recomputes what is inside on the backward
-      pass, for about a third more time and a fraction of the memory (Chen et al., 2016).
+    - ``needed``: a caller that uses only some of the last states passes their positions (a classifier uses the first
+      token, the masked-word head about one token in seven). Attention in the last layer still reads all keys and
+      values, but everything after it, three quarters of a layer's work, runs on these positions only.
+    - Packing: training, and prediction on a CPU, do not compute padding (``model/packing.py``). In prediction on
+      accelerators, texts of similar length are batched and one large padded product is faster.
+    - ``checkpointing``: training stores only the states between layers and recomputes the activations inside a layer
+      during the backward pass. This takes about a third more time and a fraction of the memory (Chen et al., 2016).
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -207,13 +239,13 @@ class Encoder(nn.Module):
         """Encode a batch; the arguments are those of ``Backbone.encode``."""
         packing = None if mask is None or keep_attentions else self._pack(mask)
         hidden, visible = self._embed(ids, segments, mask, packing)
-        read = needed if needed is None or packing is None else packing.locate(needed)  # indices into hidden
+        read = needed if needed is None or packing is None else packing.locate(needed)  # (M,), indices into hidden
         states, attentions = self._run_layers(hidden, visible, read, keep_states, keep_attentions)
         last = states.pop()
         if needed is not None:
             last = scatter_states(last, needed, ids.shape)  # (M, H) -> (B, T, H)
         elif packing is not None:
-            last = packing.unpack(last)
+            last = packing.unpack(last)  # (1, N, H) -> (B, T, H)
         if packing is not None:
             states = [packing.unpack(state) for state in states]
         return EncoderOutput(last, (*states, last) if keep_states else (), tuple(attentions))
@@ -221,15 +253,16 @@ class Encoder(nn.Module):
     def _embed(
         self, ids: Tensor, segments: Tensor, mask: Tensor | None, packing: Packing | None
     ) -> tuple[Tensor, Visibility]:
-        """Return the embeddings, (B, T, H) or packed (1, N, H), and which tokens attend to each other."""
+        """Return the embeddings, (B, T, H) or packed (1, N, H), and the visibility for attention."""
         if packing is None:
             return self.embeddings(ids, segments), None if mask is None else mask.bool()[:, None, None, :]
         return self.embeddings(packing.pack(ids), packing.pack(segments), packing.positions), packing.groups
 
     def _pack(self, mask: Tensor) -> Packing | None:
-        if torch.compiler.is_compiling():  # an exported graph serves all shapes
+        """Return the packing of a batch, or None to compute it with padding."""
+        if torch.compiler.is_compiling():  # an exported graph must work for all shapes, and groups depend on the data
             return None
-        # Packed shapes change from batch to batch, and MPS would compile for each of them.
+        # Not on MPS: packed shapes change from batch to batch, and MPS compiles kernels for each new shape.
         if self.training and torch.is_grad_enabled() and mask.device.type != "mps":
             return Packing.of(mask, padded=True)
         return Packing.of(mask) if not torch.is_grad_enabled() and mask.device.type == "cpu" else None
@@ -237,7 +270,7 @@ class Encoder(nn.Module):
     def _run_layers(
         self, hidden: Tensor, visible: Visibility, needed: Tensor | None, keep_states: bool, keep_weights: bool
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the last state, or all states, embeddings first; and the attention weights if requested."""
+        """Return the last state, or with ``keep_states`` all states, embeddings first; and requested attentions."""
         if self.fused_layers is not None and not keep_weights:
             fused = self.fused_layers(self, hidden, visible, needed, keep_states)
             if fused is not None:
@@ -254,9 +287,9 @@ class Encoder(nn.Module):
     def _run_layer(
         self, number: int, hidden: Tensor, visible: Visibility, keep_weights: bool, needed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        layer = self.layers[number % len(self.layers)]
+        layer = self.layers[number % len(self.layers)]  # shared layers: always the only one
         if self.checkpointing and self.training and torch.is_grad_enabled():
-            # The random state is saved and restored, so that dropout zeroes the same elements the second time.
+            # The random state is saved and restored, so that dropout zeroes the same elements in the recomputation.
             return checkpoint(  # type: ignore[no-any-return]
                 layer, hidden, visible, keep_weights, needed, use_reentrant=False, preserve_rng_state=True
             )

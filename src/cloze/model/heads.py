@@ -1,11 +1,11 @@
-"""Heads of pre-training (section 3.1 of the paper) and of the tasks (section 4, figure 4), and frozen features.
+"""Heads for pre-training (section 3.1 of the BERT paper) and for tasks (section 4, figure 4), and frozen features.
 
 With frozen features (section 5.3) the encoder is not trained. A small reader takes the last layer, the last four
-concatenated, or all layers and the embeddings mixed with learned weights (ELMo, Peters et al., 2018), and feeds the
-head directly or through a two-layer BiLSTM, as in the paper's table 7.
+layers concatenated, or all layers and the embeddings mixed with learned weights (ELMo, Peters et al., 2018). It feeds
+the head directly or through a two-layer BiLSTM, as in table 7 of the BERT paper.
 
 Dimensions: B sequences, T tokens, H hidden size, E width of the embedding table (H in BERT), V vocabulary, C choices,
-M targets, K states that are read, F feature width, S LSTM width.
+M targets, K states per token, F feature width, S LSTM width.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,21 +24,21 @@ from cloze.options import FeatureHead, Features, HeadPooling
 HeadName = Literal["mlm", "nsp", "sop", "relation", "sbo", "sequence", "token", "span", "choice"]
 HEAD_NAMES: tuple[HeadName, ...] = get_args(HeadName)
 
-# Number of distinct positions within a span, and the width of their vectors (section 4.2 of the SpanBERT paper).
+# Number of distinct offsets within a span, and the width of their vectors (section 4.2 of the SpanBERT paper).
 SPAN_PLACES = 20
 SPAN_PLACE_SIZE = 200
 
 
 class Head(nn.Module):
-    """Base class of the heads: each declares what it reads."""
+    """Base class of the heads. Each declares its input and its requirements."""
 
-    reads_summary: ClassVar[bool] = False  # the pooled summary of the sequence rather than token states
-    needs_both_sides: ClassVar[bool] = False  # predicts words that the backbone must not have seen from one side only
+    reads_summary: ClassVar[bool] = False  # input: the pooled summary of the sequence instead of token states
+    needs_both_sides: ClassVar[bool] = False  # requires a bidirectional backbone
     is_pretraining: ClassVar[bool] = False
 
 
 class Pooler(nn.Module):
-    """tanh of a linear map of the sequence's summary, which in BERT is the state of ``[CLS]``."""
+    """A linear map and tanh, applied to the summary of the sequence (in BERT, the state of ``[CLS]``)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Pooler(nn.Module):
 
 
 class MaskedWordHead(Head):
-    """Masked words: a transform, then the token embeddings themselves as output matrix, and a bias."""
+    """Masked-word prediction: a transform, the token embeddings as output matrix (tied weights), and a bias."""
 
     needs_both_sides = True
     is_pretraining = True
@@ -61,11 +61,14 @@ class MaskedWordHead(Head):
         self.activation = activation(config.activation)
         self.norm = nn.LayerNorm(config.table_width, eps=config.norm_epsilon)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-        # In a tuple, so that PyTorch does not register it again: the parameter belongs to the backbone.
+        # The tuple prevents PyTorch from registering the parameter a second time: it belongs to the backbone.
         self._tied = (embedding,)
 
     def forward(self, states: Tensor) -> Tensor:
-        """(..., H) -> (..., V). Pass only the states that are needed: V is by far the widest matrix of the model."""
+        """Return logits: (..., H) -> (..., V).
+
+        Pass only the states that you need: the (E, V) product is by far the widest of the model.
+        """
         (embedding,) = self._tied
         return functional.linear(self.norm(self.activation(self.dense(states))), embedding.weight, self.bias)
 
@@ -88,17 +91,29 @@ class SpanBoundaryHead(Head):
         self._tied = (embedding,)  # as in the masked-word head
 
     def forward(self, before: Tensor, after: Tensor, places: Tensor) -> Tensor:
-        """(M, H) of the token before the span, (M, H) of the one after, places (M,) from 0 -> (M, V)."""
+        """Return the logits of the tokens in masked spans.
+
+        Args:
+            before: States of the tokens before the spans, (M, H).
+            after: States of the tokens after the spans, (M, H).
+            places: Offset of each target within its span, from 0, (M,).
+
+        Returns:
+            Logits, (M, V).
+        """
         (embedding,) = self._tied
-        # Spans are ten words at the most, and seldom longer than the table; the last place stands for all behind it.
-        known = self.place(places.clamp(max=SPAN_PLACES - 1))
-        hidden = self.first_norm(self.activation(self.first(torch.cat([before, after, known], -1))))
+        # Spans have at most ten words and rarely more than SPAN_PLACES tokens; later offsets share the last vector.
+        offset = self.place(places.clamp(max=SPAN_PLACES - 1))  # (M, SPAN_PLACE_SIZE)
+        hidden = self.first_norm(self.activation(self.first(torch.cat([before, after, offset], -1))))
         hidden = self.second_norm(self.activation(self.second(hidden)))
         return functional.linear(hidden, embedding.weight, self.bias)
 
 
 class SentenceHead(Head):
-    """Does B follow A (NSP), or are A and B in their order (SOP)? Class 0 is yes, as in the originals."""
+    """Sentence-pair objective: whether B follows A (NSP), or A and B are in their original order (SOP).
+
+    Class 0 means yes, as in the original code.
+    """
 
     reads_summary = True
     is_pretraining = True
@@ -123,7 +138,7 @@ class RelationHead(SentenceHead):
 
 
 class SequenceHead(Head):
-    """Labels, or a number, for a text or a pair."""
+    """Classification or regression of a text or a pair."""
 
     reads_summary = True
 
@@ -138,9 +153,9 @@ class SequenceHead(Head):
 
 
 class ComparisonHead(SequenceHead):
-    """Labels, or a number, for a pair whose two texts are encoded separately (a bi-encoder, as in Sentence-BERT).
+    """Classification or regression of a pair whose texts are encoded separately (a bi-encoder, as in Sentence-BERT).
 
-    It reads ``compare_vectors`` of the two mean vectors.
+    Its input is ``compare_vectors`` of the two mean vectors.
     """
 
     def __init__(self, config: BertConfig, labels: int) -> None:
@@ -155,8 +170,8 @@ def comparison_width(hidden_size: int) -> int:
 def compare_vectors(first: Tensor, second: Tensor) -> Tensor:
     """Return u, v, |u - v|, u * v and the cosine of two vectors: (B, H), (B, H) -> (B, 4 H + 1).
 
-    The vectors are scaled to norm sqrt(H) first, so that single features are of order 1, like those of other heads. The
-    cosine is multiplied by sqrt(H): it is one feature and tells the most.
+    The vectors are first scaled to norm sqrt(H), so that single features are of order 1, like the inputs of other
+    heads. The cosine is multiplied by sqrt(H), because it is a single feature and the most informative one.
     """
     scale = first.shape[-1] ** 0.5
     first, second = (functional.normalize(vectors, dim=-1, eps=1e-12) * scale for vectors in (first, second))
@@ -166,7 +181,7 @@ def compare_vectors(first: Tensor, second: Tensor) -> Tensor:
 
 
 class TokenHead(Head):
-    """A label for every token."""
+    """Classification of every token."""
 
     def __init__(self, config: BertConfig, labels: int) -> None:
         super().__init__()
@@ -179,20 +194,20 @@ class TokenHead(Head):
 
 
 class SpanHead(Head):
-    """Start and end of an answer."""
+    """Extraction of an answer: scores for its start and its end."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.output = nn.Linear(config.hidden_size, 2)
 
     def forward(self, last: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, H) -> two of (B, T): the scores of each token as start and as end."""
+        """Return the score of each token as start and as end: (B, T, H) -> two of (B, T)."""
         start, end = self.output(last).unbind(-1)
         return start, end
 
 
 class ChoiceHead(Head):
-    """Multiple choice: one score per encoded (prompt, choice) pair."""
+    """Multiple choice: one score for each encoded (prompt, choice) pair."""
 
     reads_summary = True
 
@@ -240,18 +255,17 @@ def build_head(
     return SpanHead(config) if name == "span" else ChoiceHead(config)
 
 
-# The ``encode`` method of a backbone.
+# Type of the ``encode`` method of a backbone.
 Encode = Callable[..., EncoderOutput]
 
 
 class Reader(nn.Module):
-    """Frozen states -> the input of a head: one vector per token, or one per text for pooled heads.
+    """Map frozen states to the input of a head: one vector per token, or one per text for pooled heads.
 
-    The states are the same in every epoch and may be cached in ``kept``; the cache is used in training and is not part
-    of the model.
+    The states are the same in every epoch, so training may store them in ``cache``. The cache is not part of the model.
     """
 
-    kept: Mapping[bytes, Tensor]  # key of a row -> its states, (K, T, H)
+    cache: Mapping[bytes, Tensor]  # key of a sequence -> its states, (K, T, H)
 
     def __init__(self, config: BertConfig, reads: Features, head: FeatureHead, size: int, pools: bool) -> None:
         super().__init__()
@@ -264,10 +278,10 @@ class Reader(nn.Module):
         if head == "lstm":
             self.lstm = nn.LSTM(width, size, num_layers=2, bidirectional=True, batch_first=True)
         self.width = width if self.lstm is None else 2 * size  # F
-        self.kept = {}
+        self.cache = {}
 
     def start(self, deviation: float, generator: torch.Generator) -> None:
-        """Initialise: equal weights for all states, a random LSTM."""
+        """Initialise with equal weights for all states and a random LSTM."""
         initialise(self, deviation, generator)
         if self.lstm is not None:
             for parameter in self.lstm.parameters():
@@ -278,35 +292,35 @@ class Reader(nn.Module):
             nn.init.ones_(self.scale)
 
     def forward(self, encode: Encode, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, T) ids, segments and mask -> (B, T, F), or (B, 1, F) if it pools."""
-        states = self._kept_states(ids, segments, mask) if self.training and self.kept else None
+        """Return the features of a batch: ids, segments and mask (B, T) -> (B, T, F), or (B, 1, F) with pooling."""
+        states = self._cached_states(ids, segments, mask) if self.training and self.cache else None
         if states is None:
             states = self.states(encode, ids, segments, mask)
         return self.read(states, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
 
     def read(self, states: Tensor, real: Tensor) -> Tensor:
-        """Combine the selected states: (B, K, T, H), (B, T) -> (B, T, F), or (B, 1, F) if it pools."""
+        """Combine the selected states: (B, K, T, H), (B, T) -> (B, T, F), or (B, 1, F) with pooling."""
         read = self._side_by_side(states)
         if self.lstm is not None:
             read = _through(self.lstm, read, real)
         if not self.pools:
             return read
-        # A frozen [CLS] has not learned to summarise the text: the mean of all tokens carries more.
+        # A frozen [CLS] state was never trained to summarise the text; the mean of all tokens is more informative.
         weights = real.unsqueeze(-1).to(read.dtype)
         return (read * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)
 
     @torch.no_grad()
     def states(self, encode: Encode, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
-        """Run the frozen backbone and return the states that are read, (B, K, T, H)."""
+        """Run the frozen backbone and return the selected states, (B, K, T, H)."""
         return self.choose(encode(ids, segments, mask, keep_states=self.needs_states))
 
     @property
     def needs_states(self) -> bool:
-        """Whether the backbone must return the states of all layers."""
+        """Whether the reader uses the states of layers before the last."""
         return self.reads != "last"
 
     def choose(self, output: EncoderOutput) -> Tensor:
-        """Select the states that are read from the output of a backbone: (B, K, T, H)."""
+        """Select this reader's states from the output of a backbone: (B, K, T, H)."""
         return torch.stack(output.states[-self.count :] if output.states else [output.last], 1)
 
     def _side_by_side(self, states: Tensor) -> Tensor:
@@ -315,11 +329,11 @@ class Reader(nn.Module):
             return states.transpose(1, 2).flatten(2)
         return self.scale * torch.einsum("k,bkth->bth", self.weights.softmax(0), states)
 
-    def _kept_states(self, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Return the cached states of a batch, zero at padding; None if a row is not cached."""
+    def _cached_states(self, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return the cached states of a batch, zero at padding; None if a sequence is not in the cache."""
         lengths = [ids.shape[1]] * len(ids) if mask is None else mask.sum(1).tolist()
         rows = zip(ids.tolist(), segments.tolist(), lengths, strict=True)
-        cached = [self.kept.get(key(row[:length], kinds[:length])) for row, kinds, length in rows]
+        cached = [self.cache.get(key(row[:length], kinds[:length])) for row, kinds, length in rows]
         known = [states for states in cached if states is not None]
         if len(known) < len(cached):
             return None
@@ -330,12 +344,12 @@ class Reader(nn.Module):
 
 
 def key(ids: list[int], segments: list[int]) -> bytes:
-    """Return the cache key of a row: its states follow from these ids and segments."""
+    """Return the cache key of a sequence; its ids and segments determine its states."""
     return torch.tensor([ids, segments]).numpy().tobytes()
 
 
 def _through(lstm: nn.LSTM, read: Tensor, real: Tensor) -> Tensor:
-    """Run an LSTM: (B, T, F) -> (B, T, 2 S); each sequence ends at its own length, whatever the others are."""
+    """Run a bidirectional LSTM over each sequence without its padding: (B, T, F) -> (B, T, 2 S)."""
     packed = pack_padded_sequence(read, real.sum(1).cpu(), batch_first=True, enforce_sorted=False)
     output, _ = pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=read.shape[1])
     return output

@@ -1,6 +1,6 @@
-"""Losses of pre-training (appendix A.2 of the paper, ALBERT, SpanBERT) and of fine-tuning tasks.
+"""Losses of pre-training (appendix A.2 of the BERT paper, ALBERT, SpanBERT) and of fine-tuning tasks.
 
-Dimensions: B sequences, T tokens, H hidden size, V vocabulary, M chosen positions in the batch; N rows of a task.
+Dimensions: B sequences, T tokens, H hidden size, V vocabulary, M chosen positions in the batch, N examples of a task.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,17 @@ from cloze.options import IGNORED
 def masked_word_logits(model: Backbone, last: Tensor, positions: Tensor) -> Tensor:
     """Return the MLM logits of the chosen positions only: (B, T, H), flat positions (M,) -> (M, V).
 
-    About six of seven tokens are not chosen; leaving them out of the widest matrix product is the largest single saving
-    in pre-training and does not change the result.
+    About six of seven tokens are not chosen. Leaving them out of the widest matrix product is the largest single saving
+    in pre-training and does not change the loss.
     """
     return model.heads["mlm"](last.flatten(0, 1)[positions])  # type: ignore[no-any-return]
 
 
 def masked_word_loss(logits: Tensor, targets: Tensor, total: int | None = None) -> Tensor:
-    """Return the mean cross-entropy over all chosen positions; zero, with a gradient, if there are none.
+    """Return the mean cross-entropy over all chosen positions, or a differentiable zero if there are none.
 
-    For a part of a batch, ``total`` is the number of positions in all of its parts: their losses then add up.
+    For a micro-batch, ``total`` is the number of chosen positions in the whole batch, so that the losses of its
+    micro-batches add up to the mean.
     """
     summed = functional.cross_entropy(logits.float(), targets, reduction="sum")
     return summed / max(1, targets.numel() if total is None else total)
@@ -35,13 +36,13 @@ def masked_word_loss(logits: Tensor, targets: Tensor, total: int | None = None) 
 def span_boundary_logits(model: Backbone, last: Tensor, boundaries: Tensor) -> Tensor:
     """Return the logits of masked tokens given the boundaries of their spans: (B, T, H), boundaries (M, 3) -> (M, V).
 
-    A row of ``boundaries`` has the flat position of the token before the span, that of the one after it, and the place
-    of the target in the span, from 0.
+    A row of ``boundaries`` holds the flat position of the token before the span, the flat position of the token after
+    it, and the offset of the target within the span.
     """
     states = last.flatten(0, 1)
     before, after, places = boundaries.unbind(-1)
-    # Looked up, not indexed: a token may be the edge of several spans, and threads would add up their gradients in any
-    # order.
+    # An embedding lookup, not an index: a token may bound several spans, and the gradient of an index is summed by
+    # threads in no fixed order.
     edges = (functional.embedding(some, states) for some in (before, after))
     return model.heads["sbo"](*edges, places)  # type: ignore[no-any-return]
 
@@ -49,14 +50,14 @@ def span_boundary_logits(model: Backbone, last: Tensor, boundaries: Tensor) -> T
 def next_sentence_loss(
     model: Backbone, last: Tensor, is_random: Tensor, total: int | None = None, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the next-sentence loss and the logits, (B, 2); target 1 is a random B."""
+    """Return the next-sentence loss and the logits, (B, 2); target 1 means that B is a random sentence."""
     return _pair_loss(model, "nsp", last, is_random, total, mask)
 
 
 def sentence_order_loss(
     model: Backbone, last: Tensor, is_swapped: Tensor, total: int | None = None, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the sentence-order loss (ALBERT, section 3.1) and the logits, (B, 2); target 1 is a swapped pair."""
+    """Return the sentence-order loss (ALBERT, section 3.1) and the logits, (B, 2); target 1 means a swapped pair."""
     return _pair_loss(model, "sop", last, is_swapped, total, mask)
 
 
@@ -75,7 +76,7 @@ def _pair_loss(
     return summed / (len(labels) if total is None else total), logits
 
 
-# Logit of positions that cannot be an answer; finite, so that the difference of two is zero and not NaN.
+# Logit of positions that cannot be an answer. It is finite, so that the difference of two such logits is 0, not NaN.
 IMPOSSIBLE = -1e4
 
 
@@ -84,13 +85,18 @@ def task_logits(
 ) -> Tensor:
     """Return the logits of a task head, with the classes in the last dimension.
 
-    ``sizes`` is the number of batch rows per item: the options of a choice, otherwise one. ``real`` is (B, T), true at
-    tokens: padding is never an answer, so the result does not depend on the other texts of the batch.
+    Args:
+        model: A model with this head.
+        head: Name of the head.
+        last: Last hidden states, (B, T, H).
+        sizes: Number of batch rows per example: the number of options for a choice, otherwise one.
+        real: True at real tokens, (B, T). Padding is never an answer, so results do not depend on the rest of a batch.
 
-    - sequence: (N, labels)
-    - token: (N, T, labels)
-    - span: (N, 2, T), start and end positions
-    - choice: (items, most options), missing options at minus infinity
+    Returns:
+        - sequence: (N, labels)
+        - token: (N, T, labels)
+        - span: (N, 2, T), start and end positions
+        - choice: (N, C), where C is the largest number of options; missing options are minus infinity
     """
     if head == "token":
         return model.heads["token"](last)  # type: ignore[no-any-return]
@@ -108,8 +114,8 @@ def task_logits(
 def task_loss(logits: Tensor, targets: Tensor, total: int, weights: Tensor | None = None) -> Tensor:
     """Return the contribution of a micro-batch to the mean loss over the ``total`` targets of its batch.
 
-    Integer targets use cross-entropy (``IGNORED`` ones are skipped), float targets (N,) the squared error, and float
-    targets (N, labels) binary cross-entropy per label. ``weights`` are the weights of the labels.
+    Integer targets use cross-entropy (``IGNORED`` targets are skipped), float targets of shape (N,) use squared error,
+    and float targets of shape (N, labels) use binary cross-entropy per label. ``weights`` are the label weights.
     """
     if not targets.is_floating_point():
         flat, wanted = logits.float().flatten(0, -2), targets.flatten()

@@ -1,20 +1,29 @@
-"""Packing: compute sequences of different lengths without their padding.
+"""Packing: run the layers on the real tokens of a batch only, without its padding.
 
-Everything in a layer but attention looks at one token at a time and does not depend on where a sequence ends. So the
-tokens of a whole batch are packed into one row, and only attention separates them again, a group of sequences at a
-time:
+A batch is a rectangle (B, T), so every sequence is padded to the longest. If lengths vary, half of the rectangle may be
+padding. But only attention relates the tokens of a sequence to each other: the projections, the feed-forward network,
+LayerNorm and dropout process each token independently. So the real tokens of all sequences are concatenated to one
+packed row (1, N), on which everything but attention runs unchanged. Attention splits the row into groups of sequences,
+gives each group a batch dimension, and packs the results again:
 
     padded batch (B, T)      packed row (1, N)        attention, group by group
     a a a .                                           [a a a]        (1, 3)
     b b . .            ->    a a a b b c c     ->     [b b]  [c c]   (2, 2)
     c c . .
 
-Prediction groups neighbours of equal length: nothing is padded, so a text gets the same sums whatever else is in the
-batch. Training has few rows of many lengths in random order and would call attention once per row; there a group is
-``TRAINING_GROUP`` neighbours, padded to the longest of them.
+Without the groups, tokens of different sequences would attend to each other. How to form them is a trade-off between
+the number of attention calls and the padding within a group:
 
-Dimensions: B sequences, T tokens with padding, N tokens without, M positions that are read, H hidden size; within a
-group, b sequences, t tokens with padding, n without. A flat index counts over all (B, T) positions, row by row.
+- Prediction groups neighbours of equal length. Batches are sorted by length, so there are few groups. No group needs
+  padding, so the result for a text does not depend on the other texts of its batch.
+- Training has few sequences of many lengths in random order: groups of equal length would mean one call per sequence.
+  There, a group consists of ``TRAINING_GROUP`` neighbours, padded to the longest of them and masked.
+
+Position embeddings need attention too: a token's position within its sequence is not its position in the row, so
+``Packing.positions`` restarts at 0 for every sequence.
+
+Dimensions: B sequences, T tokens with padding, N tokens without, M requested positions, H hidden size; within a group,
+b sequences, t tokens with padding, n without. A flat index numbers all (B, T) positions row by row: b * T + t.
 """
 
 from dataclasses import dataclass
@@ -24,7 +33,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-# Sequences that training pads together. Smaller groups mean less padding and more calls.
+# Sequences per group in training. Smaller groups have less padding but need more attention calls.
 TRAINING_GROUP = 8
 
 
@@ -34,34 +43,35 @@ class Group:
 
     shape: tuple[int, int]  # (b, t)
     tokens: int  # n
-    indices: Tensor | None = None  # (n,), flat indices of the tokens in (b, t); None if nothing is padded
-    mask: Tensor | None = None  # (b, 1, 1, t), true at tokens
+    indices: Tensor | None = None  # (n,), flat indices of the real tokens in (b, t); None if nothing is padded
+    mask: Tensor | None = None  # (b, 1, 1, t), true at real tokens; broadcasts over heads and queries
 
     @classmethod
     def of(cls, lengths: list[int], device: torch.device) -> "Group":
-        """Build the group of sequences with these lengths."""
+        """Build a group of sequences with the given lengths."""
         rows, longest = len(lengths), max(lengths)
         if min(lengths) == longest:
             return cls((rows, longest), rows * longest)
         real = torch.arange(longest) < torch.tensor(lengths)[:, None]  # (b, t)
-        # Computed on the CPU and then moved: nonzero on an accelerator would wait for it.
-        indices = real.flatten().nonzero().flatten()
+        # Computed on the CPU and then moved: the shape of nonzero's result depends on the data, so on an accelerator
+        # the call would wait for all queued work.
+        indices = real.flatten().nonzero().flatten()  # (n,)
         return cls((rows, longest), sum(lengths), indices.to(device), real[:, None, None].to(device))
 
     def pad(self, tokens: Tensor) -> Tensor:
-        """(n, H) -> (b, t, H), zero at padding."""
+        """Give the tokens of the group a batch dimension: (n, H) -> (b, t, H), zero at padding."""
         if self.indices is None:
-            return tokens.view(*self.shape, -1)
+            return tokens.view(*self.shape, -1)  # n = b * t: no copy
         return scatter_states(tokens, self.indices, torch.Size(self.shape))
 
     def unpad(self, states: Tensor) -> Tensor:
-        """(b, t, H) -> (n, H)."""
+        """Drop the padding, the inverse of ``pad``: (b, t, H) -> (n, H)."""
         return states.flatten(0, 1) if self.indices is None else gather_states(states, self.indices)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The positions of the real tokens of a padded batch, and the groups that attention processes."""
+    """The flat indices of the real tokens of a padded batch, and the groups that attention processes."""
 
     shape: torch.Size  # (B, T)
     indices: Tensor  # (N,), flat indices of the real tokens
@@ -73,9 +83,10 @@ class Packing:
 
         Args:
             mask: True at real tokens, (B, T).
-            padded: Group a fixed number of neighbours, padded (training), instead of neighbours of equal length.
+            padded: Form groups of ``TRAINING_GROUP`` neighbours with padding (training) instead of groups of equal
+                length.
         """
-        lengths = [length for length in mask.sum(1).tolist() if length]
+        lengths = [length for length in mask.sum(1).tolist() if length]  # a row may consist of padding only
         if padded:
             chunks = [lengths[start : start + TRAINING_GROUP] for start in range(0, len(lengths), TRAINING_GROUP)]
         else:
@@ -85,19 +96,19 @@ class Packing:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Position of each token within its sequence, (N,)."""
+        """Position of each token within its sequence, (N,): the column of the token in the padded batch."""
         return self.indices % self.shape[1]
 
     def pack(self, values: Tensor) -> Tensor:
-        """(B, T) -> (1, N)."""
+        """Concatenate the real tokens: (B, T) -> (1, N)."""
         return values.flatten()[self.indices][None]
 
     def locate(self, indices: Tensor) -> Tensor:
-        """Convert flat indices of the padded batch, (M,), to indices into the packed row."""
-        return torch.searchsorted(self.indices, indices)
+        """Convert flat indices of the padded batch, (M,), to indices into the packed row, (M,)."""
+        return torch.searchsorted(self.indices, indices)  # self.indices ascends, so the insertion point is the index
 
     def unpack(self, states: Tensor) -> Tensor:
-        """(1, N, H) -> (B, T, H), zero at padding."""
+        """Restore the padded batch: (1, N, H) -> (B, T, H), zero at padding."""
         return scatter_states(states[0], self.indices, self.shape)
 
 
@@ -107,6 +118,6 @@ def gather_states(states: Tensor, indices: Tensor) -> Tensor:
 
 
 def scatter_states(selected: Tensor, indices: Tensor, shape: torch.Size) -> Tensor:
-    """Put selected states back: (M, H), (M,) -> (B, T, H), zero elsewhere; the indices are all different."""
+    """Write states to their flat indices: (M, H), (M,) -> (B, T, H), zero elsewhere. Indices must be unique."""
     flat = selected.new_zeros(shape.numel(), selected.shape[-1]).index_copy_(0, indices, selected)  # (B T, H)
     return flat.view(*shape, -1)

@@ -1,8 +1,9 @@
-"""Models made from models: other heads, more words, positions or segments, fewer attention heads.
+"""Model surgery: replace heads, add words, positions or segments, and prune attention heads.
 
-Attention heads are removed temporarily by gates, or permanently by zeros. A layer's attention sums the contributions
-of its heads, each through its own columns of the output matrix. A gate scales one contribution before that matrix;
-zeros in the columns remove it and keep every shape and name, so that a pruned model is saved and loaded like any other.
+Attention heads are removed temporarily by gates, or permanently by zeros. The output of an attention layer is the sum
+of its heads' contributions, each through its own columns of the output matrix. A gate scales one contribution before
+that matrix. Zeros in the columns remove it without changing any shape or name, so a pruned model is saved and loaded
+like any other.
 
 Dimensions: B sequences, T tokens, H hidden size, A heads, D head size, L layers.
 """
@@ -23,11 +24,11 @@ from cloze.model.encoder import SelfAttention
 from cloze.model.heads import HeadName
 from cloze.options import HeadPooling
 
-# How the vector of a new word is initialised: with the mean of its pieces' vectors, or randomly.
+# How to initialise the vector of a new word: with the mean of the vectors of its pieces, or randomly.
 WordStart = Literal["pieces", "random"]
-# How the vector of a new position or segment is initialised: as a copy of an old one, or randomly.
+# How to initialise the vector of a new position or segment: as a copy of an existing one, or randomly.
 RowStart = Literal["copies", "random"]
-Head = tuple[int, int]  # (layer, head), counted from 0 as in EncoderOutput.attentions
+Head = tuple[int, int]  # (layer, head), both from 0, as in EncoderOutput.attentions
 
 
 def with_heads(
@@ -40,16 +41,17 @@ def with_heads(
     dropout: float | None = None,
     pooling: HeadPooling = "cls",
 ) -> Backbone:
-    """Return a model with the same backbone and pooler and these heads; new parts are initialised randomly.
+    """Return a model with the same backbone and pooler but other heads; new modules are initialised randomly.
 
     Args:
-        model: The model to start from; it is not changed.
+        model: The model to start from. It is not modified.
         heads: The heads of the new model.
         labels: Outputs of a sequence or token head.
-        keep: Keep the weights of heads that both have (continued training); otherwise all heads are new (another task).
+        keep: Copy the weights of heads that both models have (to continue training); otherwise initialise all heads
+            (to train another task).
         seed: Seed of the random initialisation.
         dropout: Replaces both dropout probabilities of the configuration, if given.
-        pooling: What a sequence or choice head reads; with others than ``cls``, the pooler is dropped.
+        pooling: Input of a sequence or choice head; without ``cls``, the new model has no pooler.
     """
     config = replace(model.config, head_pooling=pooling)
     if dropout is not None:
@@ -67,23 +69,23 @@ def with_heads(
 
 
 def missing_heads(model: Backbone, heads: Collection[HeadName]) -> list[HeadName]:
-    """Return those of the heads that the model lacks."""
+    """Return the heads in ``heads`` that the model does not have."""
     return [name for name in heads if name not in model.heads]
 
 
 def with_words(
     model: Backbone, pieces: Mapping[int, Sequence[int]], *, start: WordStart = "pieces", seed: int = 0
 ) -> Bert:
-    """Return the model with new words.
+    """Return a model with new words.
 
-    ``pieces`` maps each new row of the embedding table, and of the masked-word heads' biases, to the old rows whose
-    mean initialises it. The table grows as needed; all other rows are unchanged.
+    ``pieces`` maps each new row of the embedding table and of the masked-word heads' biases to the existing rows whose
+    mean initialises it. The table grows as needed; all other rows stay unchanged.
     """
     model = require_bert(model, "adding words")
     size = max([model.config.vocab_size, *(row + 1 for row in pieces)])
     generator = torch.Generator().manual_seed(seed)
     state = model.state_dict()
-    # The masked-word heads decode with the embedding itself, so their output vectors need no treatment.
+    # The output matrix of the masked-word heads is the embedding table itself, so only their biases need new rows.
     for name in ("encoder.embeddings.token.weight", "heads.mlm.bias", "heads.sbo.bias"):
         if name in state:
             deviation = model.config.initial_deviation if name.endswith("weight") else 0.0
@@ -93,23 +95,24 @@ def with_words(
 
 
 def with_positions(model: Backbone, positions: int, *, start: RowStart = "copies", seed: int = 0) -> Bert:
-    """Return the model with more positions; results for texts of the old length do not change.
+    """Return a model with more positions. Results for texts up to the old maximum length do not change.
 
-    New position i is initialised as position i modulo the old number (as in Longformer, Beltagy et al., 2020).
-    Attention relies on differences between neighbours, which ordered copies keep everywhere but at the seams.
+    New position i is initialised as a copy of position i modulo the old number (Longformer, Beltagy et al., 2020).
+    Attention relies on the differences between neighbouring positions. The copies preserve them except where one
+    sequence of copies ends and the next begins.
     """
     model = require_bert(model, "adding positions")
     _check_growth("positions", model.config.positions, positions)
-    config = replace(model.config, positions=positions)  # checks the size before a list of it is made
+    config = replace(model.config, positions=positions)  # checks the size before a list of this size is created
     rows = [place % model.config.positions for place in range(model.config.positions, positions)]
     return _with_copies(model, config, "position", rows, start, seed)
 
 
 def with_segments(model: Backbone, segments: int, *, start: RowStart = "copies", seed: int = 0) -> Bert:
-    """Return the model with more segments, initialised as copies of the last one.
+    """Return a model with more segments, initialised as copies of the last one.
 
-    Segment 0 also belongs to ``[CLS]`` and to single texts. The last segment has learned to mean "another text", which
-    is true of the new ones as well.
+    Segment 0 also marks ``[CLS]`` and single texts. The last segment has learned to mean "another text", which fits the
+    new segments too.
     """
     model = require_bert(model, "adding segments")
     _check_growth("segments", model.config.segments, segments)
@@ -124,7 +127,7 @@ def _check_growth(name: str, old: int, new: int) -> None:
 
 
 def _with_copies(model: Bert, config: BertConfig, table: str, rows: list[int], start: RowStart, seed: int) -> Bert:
-    """Append copies of these rows, or as many random rows, to one of the embedding tables."""
+    """Append copies of the given rows, or the same number of random rows, to one of the embedding tables."""
     state = model.state_dict()
     name = f"encoder.embeddings.{table}.weight"
     new = state[name][rows]
@@ -135,7 +138,7 @@ def _with_copies(model: Bert, config: BertConfig, table: str, rows: list[int], s
 
 
 def _rebuilt(model: Bert, config: BertConfig, state: Mapping[str, Tensor]) -> Bert:
-    """Return a model of this kind with another configuration and these parameters."""
+    """Return a model of the same class and heads with another configuration and these parameters."""
     changed = type(model)(config, model.head_names, labels=model.labels, pooler=model.pooler is not None)
     changed.load_state_dict(state)
     return changed.train(model.training)
@@ -157,12 +160,14 @@ def _with_rows(
 
 @contextmanager
 def gated_heads(bert: Backbone, gates: Tensor) -> Iterator[None]:
-    """Scale the contribution of each attention head by a gate while the block runs.
+    """Scale the contribution of each attention head by a gate within a ``with`` block.
+
+    Not compatible with checkpointing, which runs each layer twice.
 
     Args:
         bert: The model.
-        gates: (L, A), or (B, L, A) for one gate per sequence. Gates of one change nothing; gates that require a
-            gradient get one (Michel et al., 2019). Not for use with checkpointing, which runs the layers twice.
+        gates: Factors, (L, A), or (B, L, A) for different factors per sequence. A gate of 1 changes nothing. Gates that
+            require a gradient receive one, which measures the importance of the head (Michel et al., 2019).
     """
     bert = require_bert(bert, "gating attention heads")
     config, encoder = bert.config, bert.encoder
@@ -174,7 +179,7 @@ def gated_heads(bert: Backbone, gates: Tensor) -> Iterator[None]:
         depth = 0
 
     def gate(_module: nn.Module, arguments: tuple[Tensor]) -> Tensor:
-        nonlocal depth  # counted, because a shared layer runs L times
+        nonlocal depth  # a counter, because a shared layer runs L times
         wide = gates[..., depth, :].repeat_interleave(config.head_size, dim=-1)  # (H,) or (B, H)
         depth += 1
         return arguments[0] * (wide if wide.dim() == 1 else wide[:, None])
@@ -190,7 +195,7 @@ def gated_heads(bert: Backbone, gates: Tensor) -> Iterator[None]:
 
 @contextmanager
 def without_heads(bert: Backbone, heads: Collection[Head]) -> Iterator[None]:
-    """Leave out some attention heads while the block runs."""
+    """Disable some attention heads within a ``with`` block."""
     check_heads(bert.config, heads)
     weight = bert.token_table.weight
     gates = torch.ones(bert.config.layers, bert.config.heads, device=weight.device, dtype=weight.dtype)
@@ -202,7 +207,7 @@ def without_heads(bert: Backbone, heads: Collection[Head]) -> Iterator[None]:
 
 @torch.no_grad()
 def prune_heads(bert: Backbone, heads: Collection[Head]) -> None:
-    """Remove attention heads permanently, by zeros in their columns of the output matrix."""
+    """Remove attention heads permanently by setting their columns of the output matrix to zero."""
     check_heads(bert.config, heads)
     bert = require_bert(bert, "pruning attention heads")
     if bert.config.shared_layers and heads:
@@ -213,7 +218,7 @@ def prune_heads(bert: Backbone, heads: Collection[Head]) -> None:
 
 
 def check_heads(config: BertConfig, heads: Collection[Head]) -> None:
-    """Raise ``ConfigError`` if the model lacks one of these attention heads."""
+    """Raise ``ConfigError`` if the model does not have one of these attention heads."""
     for layer, head in heads:
         if not (0 <= layer < config.layers and 0 <= head < config.heads):
             raise ConfigError(
@@ -223,5 +228,5 @@ def check_heads(config: BertConfig, heads: Collection[Head]) -> None:
 
 
 def _outputs(bert: Bert) -> list[nn.Linear]:
-    """Return the output projection of each distinct layer's attention."""
+    """Return the attention output projection of each distinct layer."""
     return [part.output for part in bert.encoder.modules() if isinstance(part, SelfAttention)]

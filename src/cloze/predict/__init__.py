@@ -1,4 +1,4 @@
-"""Folder + text -> results."""
+"""Prediction: load a model folder, apply its heads to texts, and evaluate it."""
 
 from cloze.hardware import choose_device
 from cloze.model.batch import batch_limits

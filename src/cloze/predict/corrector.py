@@ -1,10 +1,10 @@
 """Text correction with a masked language model: propose candidates for each word and rerank them in context.
 
-A noisy channel (Kernighan et al. 1990): a written word is either what was meant or a misspelling of it. The model gives
-the probability of each candidate in its context, the channel the probability of the mistake; together they give the
-confidence. Chinese is corrected character by character: to any other character, or to those of a confusion list.
-Alphabetic words are corrected to vocabulary words at a Damerau-Levenshtein distance of one or two. A model that was
-pre-trained to correct (Cui et al. 2020) has learned the channel itself and reads the text unmasked.
+This is a noisy-channel model (Kernighan et al. 1990): a written word is either correct or a misspelling of another one.
+The language model gives the probability of each candidate in its context, and the channel gives the probability of the
+mistake; their product gives the confidence. Chinese is corrected character by character: to any other character, or to
+those of a confusion list. Alphabetic words are corrected to vocabulary words at a Damerau-Levenshtein distance of one
+or two. A model trained to correct (Cui et al. 2020) has learned the channel itself and reads the text unmasked.
 
 Dimensions: T tokens, V vocabulary, W vocabulary words, C candidates.
 """
@@ -39,17 +39,17 @@ logger = logging.getLogger("cloze")
 
 Ids = NDArray[np.int64]
 
-# Texts, and characters in them, that are corrected at a time: the candidates of a word take a kilobyte or more.
+# Maximum texts and characters that are corrected at once; the candidates of one word take a kilobyte or more.
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 256, 2**16
-# Letters are counted by code point modulo this; a collision only passes a word on to the exact check.
+# Letters are counted by code point modulo this number; a collision only means an unnecessary exact comparison.
 _LETTER_BUCKETS = 32
 # Words of at least this many letters may have two mistakes.
 _TWO_MISTAKES_LENGTH = 5
-# Shorter words have too many neighbours.
+# Shorter words are not corrected, because too many other words are similar to them.
 _SHORTEST_WORD = 3
 # Probability of a second mistake in a word, relative to the first.
 _SECOND_MISTAKE = 0.1
-# What may precede the first word of a sentence, besides nothing; any other capitalized word is taken for a name.
+# Characters that may precede the first word of a sentence; other capitalized words are assumed to be names.
 _SENTENCE_ENDS = frozenset(".!?:;\"'“”‘’«([-—。！？：；")
 
 
@@ -57,7 +57,7 @@ _SENTENCE_ENDS = frozenset(".!?:;\"'“”‘’«([-—。！？：；")
 
 
 def edit_distance(first: str, second: str) -> int:
-    """Return the Damerau-Levenshtein distance: insertions, deletions, substitutions and swaps of neighbours."""
+    """Return the Damerau-Levenshtein distance: insertions, deletions, substitutions and adjacent transpositions."""
     previous: list[int] = []
     row = list(range(len(second) + 1))
     for i, letter in enumerate(first, start=1):
@@ -71,7 +71,7 @@ def edit_distance(first: str, second: str) -> int:
 
 
 class NearWords:
-    """Index of words by edit distance; results are cached."""
+    """An index that finds words within a small edit distance; results are cached."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
@@ -82,7 +82,7 @@ class NearWords:
         self.near = lru_cache(20_000)(self._near)
 
     def _near(self, word: str) -> tuple[tuple[int, int], ...]:
-        """Return (word index, distance) of all words within one mistake, or two if the word is long."""
+        """Return (word index, distance) of all words at a distance of one, or up to two if the word is long."""
         max_distance = 2 if len(word) >= _TWO_MISTAKES_LENGTH else 1
         letter_counts = _count_letters(word)
         neighbours = []
@@ -90,7 +90,7 @@ class NearWords:
             indices = self._by_length.get(length)
             if indices is None:
                 continue
-            # A substitution changes two counts by one, an insertion or deletion only one.
+            # A substitution changes two letter counts by one, an insertion or deletion only one.
             close = np.abs(self._letter_counts[indices] - letter_counts).sum(1) <= 2 * max_distance
             for index in indices[close].tolist():
                 distance = edit_distance(word, self._words[index])
@@ -107,9 +107,9 @@ class CandidateGenerator:
     """Proposes corrections of a character or word, with the log-probability of each mistake.
 
     Args:
-        tokenizer: Candidates are single pieces of its vocabulary.
-        similar: Confusion list: words or characters that are mistaken for each other.
-        settings: Reading mode and probability of a mistake.
+        tokenizer: The tokenizer, whose vocabulary pieces are the candidates.
+        similar: The confusion list: words or characters that are mistaken for each other.
+        settings: The reading mode and the probability of a mistake.
     """
 
     def __init__(self, tokenizer: Tokenizer, similar: Similar, settings: CorrectionSettings) -> None:
@@ -119,7 +119,7 @@ class CandidateGenerator:
         self._characters = np.array(
             [id_ for id_, piece in enumerate(pieces) if len(piece) == 1 and is_ideograph(piece)]
         )
-        # Shared by all characters: a long text has a hundred thousand, each with thousands of candidates.
+        # Shared by all characters, since a long text has 100,000 of them, each with thousands of candidates.
         self._uniform = {
             log_mistake: np.full(len(self._characters), log_mistake, np.float32)
             for log_mistake in (0.0, self._log_mistake)
@@ -133,7 +133,7 @@ class CandidateGenerator:
         Both are empty for words that are not corrected: names, numbers, and very short words.
         """
         written = word.text.lower() if self._tokenizer.lowercase else word.text
-        # A model that reads the text unmasked has learned how likely mistakes are.
+        # A model that reads the text unmasked has learned the probability of mistakes.
         log_mistake = 0.0 if self._seen and len(word.ids) == 1 else self._log_mistake
         if len(written) == 1 and is_ideograph(written):
             return self._character_candidates(written, log_mistake)
@@ -150,18 +150,18 @@ class CandidateGenerator:
     def _character_candidates(self, character: str, log_mistake: float) -> tuple[Ids, Floats]:
         if self._similar:
             return _with_log_mistakes([(id_, 1) for id_ in self._listed(character)], log_mistake)
-        if self._tokenizer.id(character) is None:  # the model has no probability of an unknown character
+        if self._tokenizer.id(character) is None:  # the model has no probability for an unknown character
             return _with_log_mistakes([], log_mistake)
         return self._characters, self._uniform[log_mistake]
 
     def _listed(self, written: str) -> list[int]:
-        """Return the ids of the vocabulary pieces that the confusion list names for this word."""
+        """Return the ids of the pieces that the confusion list has for this word."""
         ids = (self._tokenizer.id(other) for other in self._similar.get(written.lower(), ()))
         return list(dict.fromkeys(id_ for id_ in ids if id_ is not None))
 
 
 def _symmetric(similar: Similar) -> dict[str, list[str]]:
-    """Return the confusion list in both directions: some lists name the correct word first, others the mistake."""
+    """Return the confusion list in both directions, since some lists start with the correct word, others do not."""
     table: dict[str, list[str]] = {}
     for word, others in similar.items():
         for other in others:
@@ -171,19 +171,19 @@ def _symmetric(similar: Similar) -> dict[str, list[str]]:
 
 
 def _report_unknown(path: Path, similar: Similar, tokenizer: Tokenizer) -> None:
-    """Report how much of a confusion list the model can never suggest."""
+    """Warn of entries of a confusion list that are not in the vocabulary."""
     words = {word for one, others in similar.items() for word in (one, *others)}
     unknown = sorted(word for word in words if tokenizer.id(word) is None)
     if unknown:
         shown = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
         logger.warning(
-            "%s: %d of its %d characters and words are no pieces of the vocabulary and are never suggested: %s",
+            "%s: %d of its %d characters and words are not in the vocabulary and are never suggested: %s",
             *(path, len(unknown), len(words), shown),
         )
 
 
 def _with_log_mistakes(candidates: Sequence[tuple[int, int]], log_mistake: float) -> tuple[Ids, Floats]:
-    """Convert (id, distance) pairs to ids and log-probabilities of that many mistakes."""
+    """Convert (id, distance) pairs to ids and the log-probabilities of ``distance`` mistakes."""
     logs = [log_mistake + np.log(_SECOND_MISTAKE) * (distance - 1) for _, distance in candidates]
     return np.array([id_ for id_, _ in candidates], np.int64), np.array(logs, np.float32)
 
@@ -193,7 +193,7 @@ def _is_word(piece: str) -> bool:
 
 
 def _is_name(word: Word, text: str) -> bool:
-    """Return whether capitals mark the word as a name or an acronym; no vocabulary has them all."""
+    """Return whether capitals mark the word as a name or an acronym, which need not be in the vocabulary."""
     if word.text[1:] != word.text[1:].lower():
         return True
     before = text[: word.start].rstrip()[-1:]
@@ -213,9 +213,9 @@ class _Unit:
     log_mistakes: Floats  # (C,), log-probability that each was miswritten as this word
 
     def masked(self, mask_id: int) -> Iterator[Encoding]:
-        """Yield the text with the word replaced by one ``[MASK]``; of several pieces, also with each suffix masked.
+        """Yield the text with the word as one ``[MASK]``; if it has several pieces, also with each suffix masked.
 
-        The suffixes give the log-probability of the written word by the chain rule, piece by piece.
+        By the chain rule, the suffixes give the log-probability of the written word piece by piece.
         """
         encoding, first, size = self.window.encoding, self.word.first, len(self.word.ids)
         if size == 1:
@@ -242,12 +242,12 @@ class Corrector:
         similar: Similar | None = None,
         protected: Collection[str] = (),
     ) -> None:
-        """Prepare the candidates of a model's vocabulary.
+        """Prepare the candidates from a model's vocabulary.
 
         Args:
-            model: A model with a masked-language-model head.
-            settings: Threshold, reading mode and files; what is left out is chosen to suit the model.
-            similar: Confusion list, in addition to the file in the settings.
+            model: A model with a masked-word head.
+            settings: Threshold, reading mode and files; by default, as suits the model.
+            similar: A confusion list, in addition to the file in the settings.
             protected: Words that are never changed, in addition to the file in the settings.
         """
         self._model, self._settings = model, (settings or CorrectionSettings()).completed(model.correcting)
@@ -263,7 +263,7 @@ class Corrector:
     def varied(self, threshold: float | None = None, protected: Collection[str] = ()) -> "Corrector":
         """Return a corrector with another threshold or additional protected words.
 
-        The candidate index, which is slow to build, is shared.
+        The candidate index is shared, because it is slow to build.
         """
         other = copy(self)
         if threshold is not None:
@@ -274,7 +274,7 @@ class Corrector:
         return other
 
     def correct(self, texts: Sequence[str]) -> list[Corrected]:
-        """Correct each text; everything but the corrected words is kept as it is."""
+        """Correct each text; all other characters, including whitespace, stay unchanged."""
         if isinstance(texts, str):
             raise RequestError("one text was given where a list of texts was expected; put it into a list")
         return [corrected for block in _blocks(texts) for corrected in self._correct_block(block)]
@@ -307,7 +307,7 @@ class Corrector:
     def _log_probabilities(
         self, units: Sequence[tuple[int, _Unit]]
     ) -> Iterator[tuple[tuple[int, _Unit], tuple[float, Floats]]]:
-        """Yield each unit with the log-probability of the written word, and those of all pieces, (V,)."""
+        """Yield each unit with the log-probability of the written word and those of all pieces, (V,)."""
         seen = self._settings.reading == "seen"
         at_once = [entry for entry in units if seen and len(entry[1].word.ids) == 1]
         windows = {id(unit.window): unit.window for _, unit in at_once}
@@ -319,7 +319,7 @@ class Corrector:
             for entry in entries:
                 row = logs[entry[1].word.first]
                 yield entry, (float(row[entry[1].word.ids[0]]), row)
-        # A word of several pieces is always masked: its candidates are single pieces, which takes another length.
+        # A word of several pieces is always masked, because its candidates are single pieces.
         in_turn = [entry for entry in units if not seen or len(entry[1].word.ids) > 1]
         mask_id = self._model.tokenizer.mask_id
         blanks = blank_logs(self._model, (text for _, unit in in_turn for text in unit.masked(mask_id)))
@@ -342,7 +342,7 @@ class Corrector:
 def proposed_changes(
     model: Model, texts: Sequence[str], settings: CorrectionSettings, similar: Similar | None = None
 ) -> Changes:
-    """Return all proposed changes with their confidence, for choosing a threshold."""
+    """Return all proposed changes with their confidence, regardless of the threshold, in order to choose one."""
     corrector = Corrector(model, replace(settings, threshold=0.0), similar=similar)
     return [
         [(change.position, change.wrong, change.right, change.confidence) for change in text.corrections]
@@ -358,9 +358,9 @@ def best_candidate(
     Args:
         word: The written word.
         written_log: Its log-probability in context.
-        logs: Log-probabilities of all pieces in its place, (V,).
-        candidates: Ids of the candidates, (C,).
-        log_mistakes: Log-probability that each was miswritten as this word, (C,).
+        logs: The log-probabilities of all pieces in its place, (V,).
+        candidates: The ids of the candidates, (C,).
+        log_mistakes: The log-probability that each was miswritten as this word, (C,).
     """
     scores = logs[candidates] + log_mistakes
     if len(word.ids) == 1:
@@ -371,7 +371,7 @@ def best_candidate(
 
 
 def _blocks(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Split the texts into blocks of consecutive texts; a text beyond the character limit is a block of its own."""
+    """Split the texts into blocks of consecutive texts; a text beyond the character limit forms its own block."""
     block: list[str] = []
     characters = 0
     for text in texts:
@@ -393,7 +393,7 @@ def _any_of(words: Collection[str]) -> re.Pattern[str] | None:
 def _apply(text: str, corrections: Sequence[Correction]) -> Corrected:
     ordered = tuple(sorted(corrections, key=lambda correction: correction.position))
     target = text
-    for correction in reversed(ordered):  # from the end, so that earlier positions stay valid
+    for correction in reversed(ordered):  # backwards, so that earlier positions stay valid
         end = correction.position + len(correction.wrong)
         target = target[: correction.position] + correction.right + target[end:]
     return Corrected(text, target, ordered)

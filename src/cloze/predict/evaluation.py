@@ -1,7 +1,7 @@
-"""Score a model on labelled rows: the official metrics, and the prediction for each row.
+"""Evaluate a model on labelled rows: the official metrics, and the prediction for each row.
 
-GLUE's test rows have no published labels: their predictions are written as the GLUE server expects them, one TSV per
-test file with the columns ``index`` and ``prediction``.
+The labels of GLUE's test rows are not published. Predictions for them are written in the format of the GLUE server: one
+TSV per test file with the columns ``index`` and ``prediction``.
 """
 
 import os
@@ -14,8 +14,9 @@ from cloze.errors import ConfigError, DataError, RequestError
 from cloze.files import replaced_file
 from cloze.predict.loading import load
 from cloze.predict.model import Model
+from cloze.progress import Progress, Silent
 from cloze.tasks.answering.decoding import check_longest
-from cloze.tasks.baselines import compare_with_floor
+from cloze.tasks.baselines import baseline_scores, compare_with_floor, score_cosines
 from cloze.tasks.classification.decoding import predicted_classes
 from cloze.tasks.classification.published import PublishedTask, find_glue_task, find_split, read_unlabelled_split
 from cloze.tasks.correction.examples import correction_columns, read_corrections
@@ -33,7 +34,7 @@ from cloze.tasks.similarity.kind import SIMILARITY, QuestionAnswers, ScoredPairs
 def evaluate_examples(
     model: Model, kind: TaskKind, examples: Examples, metrics: Sequence[str], **options: Any
 ) -> Evaluation:
-    """Score a model on rows with targets; the options are those of the kind, such as ``longest`` for answers."""
+    """Evaluate a model on rows with targets; the options are those of the kind, such as ``longest`` for answers."""
     assert kind.evaluate is not None, "a kind with labels can be scored"
     return kind.evaluate(model, examples, metrics, **options)
 
@@ -52,24 +53,31 @@ def evaluate(
     device: str | None = None,
     longest: int | None = None,
 ) -> Evaluation:
-    """Score a model on labelled rows of a file or in memory.
+    """Evaluate a fine-tuned model on labelled rows.
 
     Args:
-        task: What the model was fine-tuned to do, or a published task. Or the model, if ``data`` is a ``Source``.
+        task: The kind of task (classify, tag, ...) or a published task; or the model, if ``data`` is a ``Source``.
         data: The rows: a path, a list of dicts, ``(texts, labels)``, a data frame, an Arrow table, a data set, or any
             iterable of rows; for a published task, its folder.
         model: A fine-tuned model folder or run, a hub name, or a loaded model.
-        split: Which split of a published task.
-        text, pair, label, options: The columns, as for ``finetune``.
-        on_bad_row: stop, or skip and count.
-        device: Where to compute; by default the best device.
-        longest: For answers in texts: maximum tokens per answer; by default, as the model was fine-tuned.
+        split: The split of a published task.
+        text, pair, label, options: The names of the columns, as for ``finetune``.
+        on_bad_row: On a malformed row: stop, or skip and count it.
+        device: cpu, cuda or mps; by default, the best available.
+        longest: For answer: maximum answer length in tokens; by default, as the model was fine-tuned.
 
     Returns:
-        The scores, and the prediction of each row.
+        The metrics with their intervals, and the prediction of each row.
+
+    Raises:
+        RequestError: If the model was not fine-tuned for this kind of task.
+        DataError: If the rows cannot be read.
 
     Example:
-        >>> cloze.evaluate("classify", frame, model=run, text="review", label="stars").metrics
+        >>> rows = [{"review": "A wonderful film.", "stars": "good"}, {"review": "A dull film.", "stars": "bad"}]
+        >>> result = cloze.evaluate("classify", rows, model="runs/reviews", text="review", label="stars")
+        >>> sorted(result.metrics)
+        ['accuracy', 'macro_f1']
     """
     if isinstance(data, Source):
         return _evaluate(task, data, split, device, longest)
@@ -99,7 +107,7 @@ def _evaluate(model: Any, source: Source, split: str, device: str | None, longes
     evaluation = evaluate_examples(loaded, spec.kind, examples, metrics, **options)
     floor = None
     if spec.kind.floor is not None:
-        # Without training rows, what the scored rows themselves tell has to do: their majority label, mean, or chance.
+        # Without training rows, the baseline is computed from the scored rows: their majority label, mean, or chance.
         floor = spec.kind.floor(examples, examples, LabelSet(names) if names else None, metrics)
     return replace(
         evaluation,
@@ -110,24 +118,42 @@ def _evaluate(model: Any, source: Source, split: str, device: str | None, longes
 
 
 def _evaluate_similarity(model: Any, source: Source, split: str, device: str | None, longest: int | None) -> Evaluation:
-    """Score the vectors of any model on pairs with labels, or on questions with their answers."""
+    """Evaluate the vectors of any model on pairs with labels, or on questions with their answers."""
     if split not in ("train", "dev"):
         raise RequestError(f"files of your own have no split {split!r}; leave it out, and name the file itself")
     if longest is not None:
         raise RequestError(f"longest is {longest}, which is for answers in texts; leave it out for {source.task}")
     rated = read_rated(source, source.rows_of("dev"))
     loaded = model if isinstance(model, Model) else load(model, device=device)
-    return rated.evaluation(*embed_both(loaded, rated))
+    return evaluate_vectors(loaded, rated)
+
+
+def evaluate_vectors(
+    model: Model, rated: ScoredPairs | QuestionAnswers, *, baseline: bool = True, progress: Progress | None = None
+) -> Evaluation:
+    """Score a model's vectors on pairs with labels, or on questions with their answers.
+
+    Args:
+        model: The model.
+        rated: The rows.
+        baseline: Whether to compare with TF-IDF vectors.
+        progress: Where it is reported that they cannot be compared.
+    """
+    evaluation = rated.evaluation(*embed_both(model, rated))
+    if not baseline:
+        return evaluation
+    scores = baseline_scores(evaluation, lambda: [score_cosines(rated)], progress or Silent())
+    return replace(evaluation, baseline=scores)
 
 
 def embed_both(model: Model, rated: ScoredPairs | QuestionAnswers) -> tuple[Vectors, Vectors]:
-    """Return the vectors of first and of second texts, computed together."""
+    """Return the vectors of the first and of the second texts, computed together."""
     vectors = model.embed([*rated.firsts, *rated.seconds])
     return vectors[: len(rated.firsts)], vectors[len(rated.firsts) :]
 
 
 def _evaluate_correction(model: Any, source: Source, device: str | None) -> Evaluation:
-    """Score corrected texts against the correct ones."""
+    """Evaluate corrections of texts with mistakes against the correct texts."""
     expected = read_corrections(source.data, *correction_columns(source.text, source.label), source.on_bad_row)
     loaded = model if isinstance(model, Model) else load(model, device=device)
     predictions = [corrected.target for corrected in loaded.correct(expected.sources)]
@@ -145,7 +171,7 @@ def _evaluate_correction(model: Any, source: Source, device: str | None) -> Eval
 
 
 def load_tuned(model: str | os.PathLike[str] | Model, name: str, *, device: str | None = None) -> Model:
-    """Load a model; raise ``RequestError`` unless it was fine-tuned for the kind of this task."""
+    """Load a model, and raise ``RequestError`` unless it was fine-tuned for the kind of this task."""
     kind = find_task(name).kind
     loaded = model if isinstance(model, Model) else load(model, device=device)
     task = loaded.task
@@ -166,13 +192,13 @@ _FILE_NAMES = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", "test_dia
 
 
 def answer_test_rows(model: str | Path, source: Source, out: Path, *, device: str | None = None) -> list[Path]:
-    """Predict the test rows of one task with the model of a folder.
+    """Predict the test rows of a GLUE task and write the files to submit.
 
     Args:
         model: The folder or run of a model that was fine-tuned for this task.
         source: The task and its folder.
         out: The folder to write to.
-        device: Where to compute; by default the best device.
+        device: cpu, cuda or mps; by default, the best available.
 
     Returns:
         The files written.
@@ -191,12 +217,12 @@ def _check_labels(tuned: Model, task: PublishedTask, name: str | Path) -> None:
     labels = tuned.task.names if tuned.task else ()
     if task.labels is not None and set(labels) != set(task.labels.names):
         raise RequestError(
-            f"{name}: the labels of {task.name} are {', '.join(task.labels.names)}; this model says {', '.join(labels)}"
+            f"{name}: the labels of {task.name} are {', '.join(task.labels.names)}; this model has {', '.join(labels)}"
         )
 
 
 def write_submission(model: Model, task: PublishedTask, data: Path, out: Path) -> list[Path]:
-    """Predict every test file of a task that exists, and return the files written."""
+    """Predict all existing test files of a task, and return the files written."""
     splits = [split for split in task.files if split.startswith("test_")] or ["test"]
     return [_write(model, task, data, split, out) for split in splits if _exists(task, data, split)]
 

@@ -1,13 +1,13 @@
-"""The masked-word head in prediction: fill blanks, fill several blanks together, and score texts.
+"""Predictions of the masked-word head: fill blanks independently or jointly, and score texts.
 
 Filling (Devlin et al. 2019, section 3.1) predicts each ``[MASK]`` independently, so that the best words of two blanks
-may not fit each other ("new angeles"). ``fill_together`` therefore fills the most certain blank first, predicts the
-others given that word, and keeps the best few fillings (beam search); then it predicts each blank again, given all of
-the others.
+may not fit each other ("new angeles"). ``fill_together`` therefore uses beam search: it fills the most certain blank
+first, predicts the others given that word, and keeps the best few fillings. Then it predicts each blank again, given
+the words of all others.
 
-Scoring is the pseudo-log-likelihood (Salazar et al. 2020, "Masked language model scoring"): a bidirectional model has
-no chain rule, so each token is masked in turn and its log-probability given all others is summed. A long text is read
-in overlapping windows.
+Scoring computes the pseudo-log-likelihood (Salazar et al. 2020, "Masked language model scoring"). The chain rule does
+not apply to a bidirectional model, so each token is masked in turn and its log-probability given all others is summed.
+Long texts are split into overlapping windows.
 
 Dimensions: M blanks, T tokens, H hidden size, V vocabulary.
 """
@@ -36,17 +36,17 @@ logger = logging.getLogger("cloze")
 
 Floats = NDArray[np.float32]
 
-# Sequences whose predictions are in memory at once: enough to batch those of similar length.
+# Maximum number of sequences whose predictions are in memory at once: enough to batch those of similar lengths.
 _HELD = 128
-_HELD_WHOLE = 8  # with a prediction for every token
-# Numbers in memory at once, 128 MB: a prediction is as long as the vocabulary, and a sequence may have hundreds.
+_HELD_WHOLE = 8  # if every token has a prediction
+# Maximum number of floats in memory at once (128 MB): a prediction has one per vocabulary piece.
 _HELD_NUMBERS = 2**25
-# Minimum beam width: with a beam of one, a wrong first word could never be corrected.
+# Minimum beam width; with a beam of one, a wrong first word could never be replaced.
 _LEAST_BEAM = 5
 
 
 def find_blanks(tokenizer: Tokenizer, text: str, top: int) -> tuple[Encoding, list[int]]:
-    """Encode a text and return the indices of its blanks; ``top`` is the number of words requested per blank."""
+    """Encode a text and return the indices of its blanks; ``top``, the number of words per blank, is only checked."""
     if top < 1:
         raise RequestError(f"top is {top}; at least 1 was expected")
     encoding = tokenizer(text, read_mask=True)
@@ -64,7 +64,7 @@ def count_blanks(text: str) -> int:
 
 
 def with_ids(encoding: Encoding, changed: Mapping[int, int]) -> Encoding:
-    """Return the sequence with other tokens at some indices."""
+    """Return a copy of the sequence with other tokens at some indices."""
     ids = list(encoding.ids)
     for index, token_id in changed.items():
         ids[index] = token_id
@@ -72,20 +72,20 @@ def with_ids(encoding: Encoding, changed: Mapping[int, int]) -> Encoding:
 
 
 def blank_logs(model: "Model", encodings: Iterator[Encoding]) -> Iterator[Floats]:
-    """Yield the log-probabilities of all pieces at each ``[MASK]`` of each sequence: (M, V)."""
+    """Yield, for each sequence, the log-probabilities of all pieces at each ``[MASK]``, (M, V)."""
     mask_id = model.tokenizer.mask_id
     groups = _groups(encodings, lambda encoding: encoding.ids.count(mask_id), _HELD, model.bert.config.vocab_size)
     return _logs(model, groups, lambda batch: batch.ids == mask_id)
 
 
 def seen_logs(model: "Model", encodings: Iterator[Encoding]) -> Iterator[Floats]:
-    """Yield the log-probabilities of all pieces at each token of each unmasked sequence: (T, V)."""
+    """Yield, for each sequence, the log-probabilities of all pieces at each token, (T, V)."""
     groups = _groups(encodings, lambda encoding: len(encoding.ids), _HELD_WHOLE, model.bert.config.vocab_size)
     return _logs(model, groups, lambda batch: batch.real)
 
 
 def _logs(model: "Model", groups: Iterator[list[Encoding]], select: Callable[[Batch], Tensor]) -> Iterator[Floats]:
-    """Yield the log-probabilities at the selected tokens of each sequence."""
+    """Yield, for each sequence, the log-probabilities at the selected tokens."""
 
     @torch.inference_mode()
     def step(batch: Batch) -> list[Floats]:
@@ -101,7 +101,7 @@ def _logs(model: "Model", groups: Iterator[list[Encoding]], select: Callable[[Ba
 def _groups(
     encodings: Iterator[Encoding], predictions: Callable[[Encoding], int], most: int, size: int
 ) -> Iterator[list[Encoding]]:
-    """Yield groups of up to ``most`` sequences whose predictions, ``size`` numbers each, fit into memory."""
+    """Yield groups of up to ``most`` sequences whose predictions, of ``size`` floats each, fit into memory."""
     group: list[Encoding] = []
     numbers = 0
     for encoding in encodings:
@@ -117,14 +117,14 @@ def _groups(
 
 @dataclass(frozen=True)
 class TokenWindow:
-    """A window of a text, and the indices of the tokens that are predicted in it."""
+    """A window of a text, and the indices of the tokens to predict in it."""
 
     encoding: Encoding
     places: range
 
 
 def token_windows(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[TokenWindow]]:
-    """Split each text into windows that overlap by half; every token is predicted once, with context on both sides."""
+    """Split each text into windows that overlap by half, so that every token is predicted once, with context."""
     if isinstance(texts, str):
         raise RequestError("one text was given where a list of texts was expected; put it into a list")
     encoded = tokenizer.encode_pieces(texts)
@@ -135,7 +135,7 @@ def token_windows(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[Token
     windows = []
     for pieces in encoded:
         stretches = window_spans(len(pieces), room, room // 2)
-        # Between two windows the border is the middle of their overlap.
+        # The border between two windows is the middle of their overlap.
         borders = [(before[1] + after[0]) // 2 for before, after in pairwise(stretches)]
         edges = [0, *borders, len(pieces)]
         windows.append(
@@ -174,26 +174,26 @@ def _best(model: "Model", states: Tensor, top: int) -> list[list[Filled]]:
 
 @dataclass(frozen=True)
 class _Filling:
-    """A partial filling (beam entry): the words in the order in which they were filled."""
+    """A partial filling (an entry of the beam): the words in the order in which they were filled."""
 
     words: Mapping[int, int] = field(default_factory=dict)  # token index -> id
     log_probability: float = 0.0
 
     def key(self) -> tuple[tuple[int, int], ...]:
-        """Identify the filling regardless of the order."""
+        """Return an identity of the filling that does not depend on the order."""
         return tuple(sorted(self.words.items()))
 
 
 def most_passes(blanks: int, top: int, rounds: int) -> int:
-    """Return the maximum number of forward passes to fill this many blanks together."""
-    # For each filling: one pass per blank, and in each round one to predict it again and one to score it.
+    """Return the maximum number of forward passes for filling this many blanks jointly."""
+    # For each filling: one pass per blank, and per round one to predict the blank again and one to score it.
     return max(top, _LEAST_BEAM) * blanks * (1 + 2 * rounds)
 
 
 def fill_together(model: "Model", text: str, top: int, rounds: int) -> list[FilledTogether]:
     """Return the best joint fillings of all blanks; each blank is predicted again up to ``rounds`` times."""
     if rounds < 0:
-        raise RequestError(f"rounds is {rounds}; a number was expected, or 0 to ask no blank again")
+        raise RequestError(f"rounds is {rounds}; at least 0 was expected (0: predict no blank again)")
     encoding, blanks = find_blanks(model.tokenizer, text, top)
     model.warnings.truncated(model.tokenizer, [encoding])
     width = max(top, _LEAST_BEAM)
@@ -219,7 +219,7 @@ def _extend(
         open_blanks = [index for index in blanks if index not in filling.words]
         logs[:, mask_id] = -np.inf  # [MASK] itself would leave the blank open
         row = int(logs.max(-1).argmax())
-        # A small vocabulary may have fewer words than the beam is wide.
+        # A small vocabulary may have fewer words than the width of the beam.
         for token_id in (best for best in _most_probable(logs[row], width) if not np.isneginf(logs[row, best])):
             words = {**filling.words, open_blanks[row]: token_id}
             extended.append(_Filling(words, filling.log_probability + float(logs[row, token_id])))
@@ -227,7 +227,7 @@ def _extend(
 
 
 def _predict_again(model: "Model", encoding: Encoding, fillings: Sequence[_Filling]) -> list[_Filling]:
-    """Mask each blank of each filling again, one after the other, and take the most probable word."""
+    """Mask each blank of each filling again, one at a time, and take the most probable word."""
     current = [dict(filling.words) for filling in fillings]
     for number in range(len(current[0])):
         indices = [list(words)[number] for words in current]
@@ -258,7 +258,7 @@ def _most_probable(logs: Floats, count: int) -> list[int]:
 
 
 def _best_fillings(fillings: Sequence[_Filling], count: int) -> list[_Filling]:
-    """Return the most probable distinct fillings; of several orders of the same words, the most probable one."""
+    """Return the most probable distinct fillings; of equal words in several orders, the most probable order."""
     distinct: dict[tuple[tuple[int, int], ...], _Filling] = {}
     for filling in fillings:
         known = distinct.get(filling.key())
@@ -271,14 +271,14 @@ def _as_result(model: "Model", text: str, blanks: Sequence[int], filling: _Filli
     tokens = tuple(model.tokenizer.piece(filling.words[index]) for index in blanks)
     first, *rest = text.split(MASK)
     for token, gap in zip(tokens, rest, strict=True):
-        # A continuation piece joins the text before it.
+        # A continuation piece is attached to the text before it.
         first = first.rstrip() + token.removeprefix(CONTINUATION) if token.startswith(CONTINUATION) else first + token
         first += gap
     return FilledTogether(tokens, filling.log_probability, first)
 
 
 def score_texts(model: "Model", texts: Sequence[str]) -> list[Score]:
-    """Score texts: mask every token once and read off its log-probability."""
+    """Score texts by masking every token once and summing the log-probabilities."""
     windows = token_windows(model.tokenizer, texts)
     empty = sum(not any(window.places for window in own) for own in windows)
     if empty:

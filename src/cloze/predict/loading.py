@@ -1,4 +1,4 @@
-"""``cloze.load``: a folder, the name of a published model or the shipped one -> a ``Model``."""
+"""``cloze.load``: load a model from a folder, a run, a hub name or the shipped model."""
 
 import logging
 import os
@@ -19,12 +19,27 @@ def load(
     device: str | None = None,
     precision: PrecisionName = "fp32",
 ) -> Model:
-    """Load a model folder (ours, any HF BERT, or a TensorFlow checkpoint), a hub name when online, or the shipped one.
+    """Load a model for prediction.
 
-    An adapter's folder is loaded on the base that it was trained on; ``base`` is its path if it has moved.
-    ``precision`` is fp32, whose numbers equal other libraries', bf16, int8, or auto: the fastest that is near enough.
+    Args:
+        source: A model folder or run of cloze, a Hugging Face BERT folder, a TensorFlow checkpoint, the folder of an
+            adapter, or a hub name; by default, the shipped model.
+        base: The base model of an adapter, if it is no longer where the adapter was trained.
+        device: cpu, cuda or mps; by default, the best available.
+        precision: fp32 (same results as other libraries), bf16, int8, or auto (the fastest that is accurate enough).
+
+    Returns:
+        The model, ready to predict.
+
+    Raises:
+        CheckpointError: If the folder is missing, damaged or of an unsupported architecture.
+
+    Example:
+        >>> model = cloze.load()
+        >>> model.heads
+        ('mlm', 'nsp')
     """
-    source = os.fspath(source)  # a run prints as a table
+    source = os.fspath(source)  # a ``FinetuneRun`` is a path, but prints as a table
     folder = load_any(find_source(source), base)
     for note in folder.notes:
         logger.warning("%s: %s", source, note)

@@ -1,9 +1,9 @@
 """Export a model as an ONNX graph, for runtimes without PyTorch.
 
-    inputs    input_ids, attention_mask, token_type_ids: int64, (B, T), any B and T
-    outputs   last_hidden_state (B, T, H), and logits where the model has a task head
+    inputs    input_ids, attention_mask, token_type_ids: int64, (B, T), for any B and T
+    outputs   last_hidden_state (B, T, H), and logits if the model has a task head
 
-Inputs and outputs have the names that other exporters use. The tokenizer's files are written beside the graph.
+Inputs and outputs have the same names as in other exporters. The tokenizer files are written beside the graph.
 
 Dimensions: B sequences, T tokens, H hidden size.
 """
@@ -28,7 +28,7 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class _Graph(nn.Module):
-    """The exported computation: ids -> states, and logits if there is a task head."""
+    """The exported computation: ids -> hidden states, and logits if there is a task head."""
 
     def __init__(self, bert: Backbone, head: HeadName | None) -> None:
         super().__init__()
@@ -46,9 +46,15 @@ class _Graph(nn.Module):
 
 
 def export_onnx(contents: ModelFolder, out: Path, *, device: str | None = None) -> Path:
-    """Write the graph and the tokenizer's files into a folder and return the graph's path.
+    """Write the graph and the tokenizer files to a folder.
 
-    The graph runs anywhere; ``device`` is where it is traced, by default the CPU.
+    Args:
+        contents: The model folder.
+        out: The folder to write.
+        device: The device for tracing, by default the CPU. The graph itself runs on any device.
+
+    Returns:
+        The path of the graph.
     """
     place = choose_device(device or "cpu")
     try:
@@ -71,9 +77,9 @@ def export_onnx(contents: ModelFolder, out: Path, *, device: str | None = None) 
 def _export(graph: nn.Module, outputs: list[str], positions: int, path: Path) -> None:
     count, length = torch.export.Dim("sequences"), torch.export.Dim("tokens", max=positions)
     ids = torch.zeros(2, min(8, positions), dtype=torch.int64, device=next(graph.parameters()).device)
-    # The exporter warns of optional packages that are not installed and not needed here.
+    # The exporter warns of optional packages that are not needed here.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), torch.no_grad():  # not for prediction: no packing of tokens
+    with warnings.catch_warnings(), torch.no_grad():  # not inference mode, in which the encoder would pack tokens
         warnings.simplefilter("ignore")
         torch.onnx.export(
             graph,

@@ -1,6 +1,6 @@
-"""Texts -> checked sequences: everything that happens before the forward pass and needs no weights.
+"""Steps before the forward pass, which need no weights: encode texts, check inputs, and warn of truncation.
 
-The service runs it in another thread than the one that computes. Also checks that a model has the required head.
+The service runs them in other threads than the one that computes. Also checks that a model has the required head.
 """
 
 import logging
@@ -30,7 +30,7 @@ class InputWarnings:
 
     def __init__(self) -> None:
         self._last_note: str | None = None
-        self._last_cut: int | None = None  # a hash of the sequences that were last warned of
+        self._last_cut: int | None = None  # a hash of the sequences in the last warning
 
     def check(
         self,
@@ -39,9 +39,9 @@ class InputWarnings:
         texts: Sequence[str],
         pairs: Sequence[str] | None,
     ) -> None:
-        """Warn of texts, given with the sequences of each, for either reason."""
+        """Warn if texts were truncated or the vocabulary does not fit them; ``encoded`` has the sequences of each."""
         self.truncated(tokenizer, [windows[0] for windows in encoded])
-        # The usual case, without any [UNK], costs a search in lists of numbers.
+        # Usually no token is [UNK]; then the slower check is skipped.
         if any(tokenizer.unknown_id in window.ids for windows in encoded for window in windows):
             self.unknown(tokenizer, [*texts, *(pairs or ())])
 
@@ -50,7 +50,7 @@ class InputWarnings:
         self.cut(encodings, f"texts are longer than {tokenizer.max_length} tokens and were cut")
 
     def cut(self, encodings: Sequence[Encoding], note: str) -> None:
-        """Warn if sequences were truncated; not twice of the same ones, as of dev rows that are scored every epoch."""
+        """Warn if sequences were truncated, but only once for the same ones, such as dev rows evaluated every epoch."""
         cut = [tuple(encoding.ids) for encoding in encodings if encoding.dropped]
         key = hash((note, len(encodings), *cut))
         if cut and key != self._last_cut:
@@ -58,7 +58,7 @@ class InputWarnings:
             self._last_cut = key
 
     def unknown(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
-        """Warn if the vocabulary does not fit the texts; not twice of the same texts, as of dev rows."""
+        """Warn if the vocabulary does not fit the texts, but only once for the same texts."""
         note = unknown_note(tokenizer, texts)
         if note is not None and note != self._last_note:
             logger.warning("%s", note)
@@ -69,13 +69,13 @@ Result = TypeVar("Result")
 
 
 def adds_columns(*, trained: bool = False) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Let a prediction method take a data frame: it returns the frame with columns for its results.
+    """Decorate a prediction method so that it accepts a data frame and returns it with columns for the results.
 
-    The decorated method has two more arguments, for frames: ``text`` names the column with the texts, and ``pair`` that
-    of second texts. Arrays, series and iterators of texts are read as lists.
+    The decorated method has two additional arguments for frames: ``text`` names the column with the texts, and ``pair``
+    the column with the second texts. Arrays, series and iterators of texts are converted to lists.
 
     Args:
-        trained: Whether the columns that the model was trained on are read by default.
+        trained: Whether the columns default to those that the model was trained on.
     """
 
     def decorate(method: Callable[..., Result]) -> Callable[..., Result]:
@@ -98,10 +98,10 @@ def adds_columns(*, trained: bool = False) -> Callable[[Callable[..., Result]], 
 
 
 def _frame_columns(frame: Any, task: TaskLabels | None, text: str | None, pair: str | None) -> list[list[Any]]:
-    """Return the texts of a frame and their pairs, if there are any; by default, of the columns that a task records."""
+    """Return the texts of a frame and, if any, their pairs; columns default to those recorded in training."""
     if task is None:
         return read_columns(frame, [text or "text", *([] if pair is None else [pair])])
-    # Where the texts are named, so are the pairs: a model of pairs may be given single texts.
+    # If only the text column is named, there is no pair column: a model of pairs also accepts single texts.
     pair = task.pair_column if pair is None and text is None else pair
     return read_columns(frame, [text or task.text_column, *([] if pair is None else [pair])], trained=True)
 
@@ -114,7 +114,7 @@ def read_texts(
     *,
     segments: int = 2,
 ) -> list[list[Encoding]]:
-    """Return the sequences of each text or pair of texts; ``segments`` is how many the model distinguishes."""
+    """Return the sequences of each text or pair of texts; ``segments`` is the number the model distinguishes."""
     if isinstance(texts, str) or isinstance(pairs, str):
         raise RequestError("one text was given where a list of texts was expected; put it into a list")
     if pairs is not None:
@@ -132,30 +132,30 @@ def _check_pairs(texts: Sequence[str], pairs: Sequence[str], segments: int) -> N
     if len(pairs) != len(texts):
         raise RequestError(f"{len(texts)} texts, but {len(pairs)} pairs; one for each was expected")
     if segments < 2:
-        raise RequestError("this model tells no second text from a first (it has one segment); give single texts")
+        raise RequestError("this model has one segment and does not support pairs of texts; give single texts")
 
 
 def read_blanks(tokenizer: Tokenizer, texts: Sequence[str], top: int) -> list[Encoding]:
-    """Return the sequence of each text; all its ``[MASK]`` must fit. ``top`` words are wanted for each."""
+    """Return the sequence of each text; all its ``[MASK]`` must be within the maximum length."""
     if isinstance(texts, str):
         raise RequestError("one text was given where a list of texts was expected; put it into a list")
     return [find_blanks(tokenizer, text, top)[0] for text in texts]
 
 
 def count_windows(tokenizer: Tokenizer, question: int, context: int) -> tuple[int, bool]:
-    """Return the tokens of all windows of a question and its context, and whether the question is cut."""
+    """Return the number of tokens in all windows of a question and context, and whether the question is truncated."""
     kept, places = plan_windows(tokenizer, question, context)
     special = tokenizer.max_length - tokenizer.content_length(2)
     return sum(kept + special + stop - start for start, stop in places), kept < question
 
 
 def count_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[int]:
-    """Return the tokens of each sentence given as words; a word without any piece counts as one token."""
+    """Return the number of tokens of each sentence given as words; a word without pieces counts as one token."""
     return [sum(map(len, words)) for words in read_words(tokenizer, sentences)]
 
 
 def count_corrected(tokenizer: Tokenizer, texts: Sequence[str], *, seen: bool) -> list[int]:
-    """Return the maximum tokens computed to correct each text, ``seen`` as it stands or masked word by word."""
+    """Return the maximum number of tokens computed to correct each text, unmasked (``seen``) or masked word by word."""
     return [
         sum(_passes(tokenizer, window, seen=seen) * len(window.encoding.ids) for window in windows)
         for windows in token_windows(tokenizer, texts)
@@ -163,7 +163,7 @@ def count_corrected(tokenizer: Tokenizer, texts: Sequence[str], *, seen: bool) -
 
 
 def count_scored(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
-    """Return the tokens computed to score each text: a pass over its window for every token."""
+    """Return the number of tokens computed to score each text: one pass over its window per token."""
     return [
         sum(len(window.places) * len(window.encoding.ids) for window in windows)
         for windows in token_windows(tokenizer, texts)
@@ -171,7 +171,7 @@ def count_scored(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
 
 
 def _passes(tokenizer: Tokenizer, window: TokenWindow, *, seen: bool) -> int:
-    """Return the forward passes of a window: one, or one per word; words of several pieces need more either way."""
+    """Return the number of forward passes of a window: one, or one per word, and more for words of several pieces."""
     starts = tokenizer.word_starts(window.encoding.ids)
     stretches = word_spans(starts, window.encoding.marks)
     sizes = [stop - start for start, stop in stretches if start in window.places]
@@ -191,7 +191,7 @@ def require_head(bert: Backbone, head: HeadName) -> None:
 
 
 def require_task(bert: Backbone, task: TaskLabels | None, kind: TaskKind) -> TaskLabels:
-    """Return what the outputs of the head mean; raise ``RequestError`` if it was trained for another kind."""
+    """Return the labels of the head; raise ``RequestError`` if it was trained for another kind of task."""
     assert kind.head is not None, "a kind that predicts has a head"
     require_head(bert, kind.head)
     if task is None or task.kind != kind.name:

@@ -12,13 +12,14 @@ from cloze.text.characters import count_characters, count_words
 
 if TYPE_CHECKING:
     from cloze.checkpoint import ModelFolder
+    from cloze.predict.base_model import BaseModel
     from cloze.predict.model import Model
 
 _SHOWN_LABELS = 10
 
 
 class Filled(NamedTuple):
-    """A word for a blank."""
+    """A word for a blank, with its probability."""
 
     token: str
     probability: float
@@ -30,7 +31,7 @@ class FilledTogether:
 
     tokens: tuple[str, ...]
     log_probability: float
-    text: str  # with its blanks filled
+    text: str  # the text with its blanks filled
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ class Score:
 
     @property
     def loss_per_word(self) -> float | None:
-        """The negative log-probability per word; unlike that per token, comparable between vocabularies."""
+        """The negative log-probability per word, which is comparable between vocabularies, unlike that per token."""
         return (0.0 - self.total) / max(1, count_words(self.text)) if self.tokens else None
 
     @property
     def loss_per_character(self) -> float | None:
-        """The negative log-probability per character, whitespace apart; divide by log(2) for bits."""
+        """The negative log-probability per character, without whitespace, in nats; divide by log(2) for bits."""
         return (0.0 - self.total) / max(1, count_characters(self.text)) if self.tokens else None
 
 
@@ -97,18 +98,21 @@ class Attention:
     origin: "tuple[Model, str, str | None] | None" = field(default=None, repr=False, compare=False)
 
     def block(self, source: int, target: int) -> NDArray[np.float32]:
-        """The weights from the tokens of one segment to those of another, (L, A, from, to): 0 and 1 for A -> B."""
+        """Return the weights from the tokens of one segment to those of another, (L, A, from, to).
+
+        Segments are counted from 0: ``block(0, 1)`` has the weights from the first text to the second.
+        """
         segments = np.array(self.segments)
         return self.weights[:, :, segments == source][..., segments == target]
 
     @property
     def entropy(self) -> NDArray[np.float32]:
-        """How widely each token attends: the entropy of its row in nats, (L, A, T), at most log T."""
+        """The entropy of each token's attention in nats, (L, A, T): 0 for one target, log T for uniform weights."""
         return row_entropy(self.weights)
 
     @property
     def distance(self) -> NDArray[np.float32]:
-        """The mean distance at which each token attends, in tokens, (L, A, T)."""
+        """The mean attention distance of each token, in tokens, (L, A, T)."""
         return row_distance(self.weights, np.arange(len(self.tokens)))
 
 
@@ -152,8 +156,8 @@ def results_to_columns(results: Any) -> dict[str, list[Any]]:
     return {"prediction": list(results)}
 
 
-def describe_model(model: "Model", folder: "ModelFolder") -> str:
-    """Return what a model is: name, architecture, size, task and labels, maximum length, pooling, precision."""
+def describe_model(model: "BaseModel", folder: "ModelFolder") -> str:
+    """Describe a model in a few lines: name, architecture, size, task, labels, maximum length, pooling, precision."""
     config, task = model.bert.config, model.task
     name = "" if folder.place is None else str(folder.place)
     millions = f"{model.bert.parameter_count() / 1e6:.1f}M parameters"

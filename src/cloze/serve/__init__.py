@@ -1,1 +1,1 @@
-"""The HTTP service: routes and schemas, a fair queue, and the thread that computes batches, which knows no HTTP."""
+"""The HTTP service: routes and schemas, a fair queue, and the thread that computes batches."""

@@ -1,7 +1,7 @@
 """Access control: host, origin, key and capacity, checked before the body of a request is read.
 
-``AccessMiddleware`` is plain ASGI around the whole app, so that no route can be left out; only ``/health`` is open. It
-also adds the security headers to every response and counts requests in the metrics.
+``AccessMiddleware`` is plain ASGI around the whole app, so that it protects every route; only ``/health`` is open. It
+also adds security headers to every response and counts requests in the metrics.
 """
 
 import base64
@@ -32,7 +32,7 @@ HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
-# Texts have a token per four or five bytes. With a higher estimate, few requests are rejected that would have fitted.
+# Texts have one token per four or five bytes. The higher estimate avoids rejecting requests that would have fitted.
 BYTES_PER_TOKEN = 8
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", re.ASCII)
 
@@ -48,7 +48,7 @@ class AccessMiddleware:
 
     @property
     def in_flight(self) -> int:
-        """Return the number of requests that are being answered."""
+        """Return the number of requests in progress."""
         return self._requests.total
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +58,7 @@ class AccessMiddleware:
             return
         metrics, start, status = self._service.metrics, time.monotonic(), 0
 
-        # HEAD is GET without the body; the server, which sees the method itself, keeps the length in the headers.
+        # HEAD is handled as GET; the body is dropped, but the headers keep its length.
         is_head, client = scope["method"] == "HEAD", client_of(scope)
         request = {**scope, "method": "GET"} if is_head else scope
 
@@ -82,7 +82,7 @@ class AccessMiddleware:
             asks_for_page = _header(scope, b"accept").startswith("text/html")
             await error_response(error, password=asks_for_page)(request, receive, send_with_headers)
         except Exception:
-            logger.exception("a defect of cloze, at %s", scope["path"][:80])  # the app has sent the response
+            logger.exception("a bug in cloze, at %s", scope["path"][:80])  # the app has sent the response already
         finally:
             self._requests.add(client, -1)
             metrics.in_flight.set(self.in_flight)
@@ -100,7 +100,7 @@ class AccessMiddleware:
             )
         origin = _header(scope, b"origin")
         if origin and _host_of(origin) != host.lower():
-            raise OriginError("a page of another site asks, which is not allowed")
+            raise OriginError("the request comes from a page of another site, which is not allowed")
         if self._key is not None and not self._knows_key(_header(scope, b"authorization")):
             raise AuthenticationError("a key is needed: Authorization: Bearer KEY")
         if not has_room:
@@ -109,14 +109,14 @@ class AccessMiddleware:
             self._check_room(_header(scope, b"content-length"), client)
 
     def _check_room(self, length: str, client: str) -> None:
-        """Reject a request that will not fit into any queue before its body is read, when it costs least."""
+        """Reject a request that will not fit into any queue, before its body is read, when this costs least."""
         tokens = int(length[:12]) // BYTES_PER_TOKEN if length.isdecimal() else 1
         refusals = [batcher.refusal(client, tokens) for batcher in self._service.models.batchers]
         if refusals[0] is not None and None not in refusals:
             raise refusals[0]
 
     def _trusts(self, host: str) -> bool:
-        """Return whether a Host header is ours: an IP address or a trusted name. This defeats DNS rebinding."""
+        """Return whether a Host header is an IP address or a trusted name, as a protection against DNS rebinding."""
         name = _name_of(host)
         if name == "localhost" or "*" in self._trusted or name in self._trusted:
             return True
@@ -127,7 +127,7 @@ class AccessMiddleware:
         return True
 
     def _knows_key(self, header: str) -> bool:
-        """Check the key: Bearer, as programs send it, or Basic with any user name, as browsers do."""
+        """Check the key, sent as Bearer (by programs) or as Basic with any user name (by browsers)."""
         assert self._key is not None
         scheme, _, value = header.partition(" ")
         given = value.strip().encode("latin-1", "replace")

@@ -1,8 +1,19 @@
-"""The thread that computes queued requests in batches. Knows neither HTTP nor models.
+"""The thread that computes queued requests in batches. It knows neither HTTP nor models.
 
-A ``Batcher`` owns a ``TokenQueue`` and a thread, and is given the function that computes. If a batch fails, its jobs
-are computed separately, so that no request fails because of another one in its batch. A batch that takes many forward
-passes is interrupted between them when other requests are due.
+A ``Batcher`` owns a ``TokenQueue`` and one thread, and is given the function that computes a batch. The thread repeats
+three steps: take the next batch from the queue, compute it, deliver the results to the futures of its jobs. Four rules
+make this robust:
+
+- **Rejection instead of late answers.** From the measured throughput, ``submit`` estimates when a new job would be
+  done, and rejects it at once if that is too late. The client gets status 429 and can try elsewhere.
+- **Isolation of failures.** If a batch fails, its jobs are computed separately, so that no request fails because of
+  another one in its batch.
+- **Interruption.** A batch may need many forward passes (correcting a text takes one per token). Between two passes,
+  the batcher computes the small batches of other clients whose turn it is. These nested batches run in the same thread,
+  as ordinary function calls on top of the interrupted one.
+- **Probes.** If no batch has succeeded for a while, a small forward pass shows whether the model still works.
+
+All times are seconds; all sizes are tokens, since the time of a forward pass is roughly proportional to its tokens.
 """
 
 import logging
@@ -21,34 +32,34 @@ from cloze.serve.queue import BatchKey, Item, Job, QueueFullError, TokenQueue
 logger = logging.getLogger("cloze.serve")
 
 PROBE_EVERY = 10.0  # seconds between the probes of an idle model
-STALE_AFTER = 60.0  # seconds without success after which a model is not ready
-FIRST_GUESS = 2000.0  # throughput in tokens per second that is assumed until it has been measured
-KEPT = 0.9  # decay per batch of the measured tokens and seconds
-BATCHES_PER_TURN = 2  # of a job, while others of its client wait
-# Seconds that a batch computes before it may be interrupted: most are done by then.
+STALE_AFTER = 60.0  # seconds without a success after which a model is not ready
+FIRST_GUESS = 2000.0  # assumed throughput in tokens per second until it has been measured
+KEPT = 0.9  # decay per batch of the sums of measured tokens and seconds
+BATCHES_PER_TURN = 2  # batches of one job before its client's other jobs have their turn
+# Seconds for which a batch cannot be interrupted. Most batches are done by then.
 UNINTERRUPTED = 0.05
 
 Check = Callable[[], None]
 
-# Maps inputs with one key to results. It must call the check before each forward pass. The check raises if no client
-# waits any more; and it may compute another batch, by a nested call.
+# Maps the inputs of a batch to results. It must call the check before each forward pass. The check raises
+# ``AbandonedError`` if no client waits for the batch any more, and it may compute another batch in a nested call.
 ComputeBatch = Callable[[BatchKey, Sequence[Any], Check], Sequence[Any]]
 
 
 @dataclass(eq=False)
 class _Run:
-    """A batch at work."""
+    """A batch that is being computed, and the time it has taken."""
 
     batch: list[Item]
-    nested: bool  # computed while another one is interrupted
+    nested: bool  # whether it runs while another batch is interrupted
     started: float = field(default_factory=lambda: time.monotonic())
     charged: float = 0.0  # seconds charged to its clients so far
-    lent: float = 0.0  # seconds in which other batches were computed
-    lent_to_own: float = 0.0  # of them, to other jobs of its own clients
+    lent: float = 0.0  # seconds in which it was interrupted
+    lent_to_own: float = 0.0  # the part of ``lent`` used for other jobs of its own clients
 
     @property
     def seconds(self) -> float:
-        """Return the seconds it has been computed for."""
+        """Return the computing time so far in seconds, without interruptions."""
         return time.monotonic() - self.started - self.lent
 
     @property
@@ -58,20 +69,27 @@ class _Run:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of its items."""
+        """Return the total number of tokens of its items."""
         return sum(item.length for item in self.batch)
 
 
 class AbandonedError(Exception):
-    """No client waits for any result of this batch."""
+    """No client waits for any result of this batch any more."""
 
 
 class Batcher:
-    """A queue and the thread that computes its jobs. A result that is an exception fails its job.
+    """A queue and the thread that computes its jobs.
 
-    ``bound`` tokens may wait; a batch has at most ``budget`` tokens and ``padding`` padding tokens. A job is rejected
-    if it would wait longer than ``patience`` seconds for its turn, or not be done ``within`` this many seconds.
-    ``probe`` runs a small forward pass and raises if the model does not work.
+    Args:
+        name: The name of the model, for the thread, metrics and messages.
+        compute_batch: Computes one result per input. A result that is an exception fails its job only.
+        probe: Runs a small forward pass and raises if the model does not work.
+        metrics: Receives waiting times, batch sizes and failures.
+        bound: Maximum number of waiting tokens.
+        budget: Maximum number of tokens per batch.
+        padding: Maximum number of padding tokens per batch.
+        patience: A job that would wait longer than this many seconds for its turn is rejected.
+        within: A job that would not be done within this many seconds is rejected.
     """
 
     def __init__(
@@ -97,17 +115,17 @@ class Batcher:
         self._done, self._spent = FIRST_GUESS, 1.0  # decayed sums of tokens and seconds
         self._thread = threading.Thread(target=self._work, name=f"batcher {name}", daemon=True)
         metrics.queue_tokens.labels(name).set_function(lambda: self.queue.tokens)
-        # Looked up once: looking up a label takes longer than counting.
+        # Looked up only once, because looking up a label takes longer than incrementing the counter.
         self._waited, self._tokens = metrics.queue_seconds.labels(name), metrics.tokens.labels(name)
         self._sizes, self._failures = metrics.batch_tokens.labels(name), metrics.failures.labels(name)
 
     def start(self) -> None:
-        """Start the thread; it is ready after a first probe."""
+        """Start the thread, which first runs a probe; the model is ready when it has succeeded."""
         self._thread.start()
 
     @property
     def ready(self) -> bool:
-        """Return whether a forward pass has succeeded lately."""
+        """Return whether a forward pass has succeeded within the last ``STALE_AFTER`` seconds."""
         return self.succeeded is not None and time.monotonic() - self.succeeded < STALE_AFTER
 
     @property
@@ -117,14 +135,14 @@ class Batcher:
 
     @property
     def most_waiting(self) -> int:
-        """Return the tokens that may wait: the size of the queue, or what is computed within ``patience``."""
+        """Return the maximum number of waiting tokens: ``bound``, or what is computed within ``patience`` if less."""
         return int(min(self.queue.bound, self._patience * self.rate))
 
     def ahead(self, client: str = "", tokens: int = 0) -> int:
-        """Return the tokens that would be computed before a new job of this client and size is done, without its own.
+        """Return how many tokens of other jobs would be computed before a new job of this client and size is done.
 
-        Includes the rest of the current batch beyond one budget: a single text to correct may take as long as a full
-        queue.
+        Includes what remains of the current batch, since a single text to correct may take as long as a full queue. One
+        budget of it is ignored: a batch of usual size is nearly done by the time the job would be taken.
         """
         run, rests = self._at_work, []
         if run is not None:
@@ -135,7 +153,7 @@ class Batcher:
     def submit(self, job: Job) -> None:
         """Queue a job, or raise ``OverloadedError`` at once if it would miss its deadline."""
         waiting = self.ahead(job.client, job.tokens)
-        # An empty queue accepts any job: throughput measured on small batches underestimates large ones.
+        # An empty queue accepts any job, because small batches underestimate the throughput of large ones.
         too_late = waiting > 0 and waiting + job.tokens > self._within * self.rate
         if too_late or waiting > self.most_waiting:
             raise self.overloaded(waiting)
@@ -145,7 +163,10 @@ class Batcher:
             raise self.overloaded(self.queue.tokens) from error
 
     def refusal(self, client: str, tokens: int) -> OverloadedError | None:
-        """Return why a job of about this many tokens cannot be queued; never for a queue that is half empty."""
+        """Return the error for a job of about this size that cannot be queued; None if it may fit.
+
+        A queue that is less than half full refuses nothing here, because the size is only an estimate.
+        """
         waiting, queue = self.ahead(client, tokens), self.queue
         if waiting > self.most_waiting:
             return self.overloaded(waiting)
@@ -153,7 +174,7 @@ class Batcher:
         return self.overloaded(queue.tokens) if is_full else None
 
     def overloaded(self, waiting: int) -> OverloadedError:
-        """Return the error for a job that would have to wait for this many tokens."""
+        """Return the error for a job that would have to wait for this many tokens, with a time to try again."""
         seconds = max(1, min(60, round(waiting / self.rate)))
         message = f"{waiting} tokens wait for model {self.name!r}, of at most {self.most_waiting}"
         return OverloadedError(f"{message}; try again in {seconds} s", retry_after=seconds)
@@ -164,7 +185,11 @@ class Batcher:
         self.queue.discard(job)
 
     def drain(self, longest: float) -> bool:
-        """Accept no more jobs, finish waiting ones, end the thread; return whether it ended within ``longest`` s."""
+        """Accept no more jobs, finish the waiting ones and end the thread.
+
+        Returns:
+            Whether the thread ended within ``longest`` seconds.
+        """
         self.queue.close()
         self._thread.join(longest)
         return not self._thread.is_alive()
@@ -177,8 +202,8 @@ class Batcher:
                 self._run(batch)
             elif self.queue.closed:
                 return
-            # By time alone: a probe costs a forward pass, so a successful batch replaces it; and requests that the
-            # model rejects say nothing about its health, however many they are.
+            # A successful batch replaces a probe, which costs a forward pass. Requests that the model rejects do not
+            # replace it, because they do not show whether the model works.
             if time.monotonic() - max(self._tried, self.succeeded or 0.0) >= PROBE_EVERY:
                 self._try_out()
 
@@ -189,7 +214,7 @@ class Batcher:
             self.succeeded = time.monotonic()
         except BaseException:
             self._failures.inc()
-            logger.exception("%s: the trial failed", self.name)
+            logger.exception("%s: the probe failed", self.name)
 
     def _run(self, batch: list[Item]) -> None:
         outer = self._at_work
@@ -206,19 +231,21 @@ class Batcher:
         for item, result in zip(batch, results, strict=True):
             _deliver(item, result)
         self.queue.charge(batch, run.seconds - run.charged, done=True)
-        # Sums, not rates: a full batch says more about how fast the queue empties than a batch of one text.
+        # Decayed sums rather than a mean of rates, so that full batches count more than batches of one text: they
+        # show how fast a full queue empties.
         self._done = KEPT * self._done + tokens
         self._spent = KEPT * self._spent + run.seconds
 
     def _let_others_in(self, run: _Run) -> None:
-        """Between two forward passes of a batch: compute those whose turn it is, on top of the stack of this one.
+        """Between two forward passes of a batch, compute other batches whose turn it is, in nested calls.
 
-        Only batches within the budget are computed here, so that the one below goes on soon; they are not interrupted
-        themselves. Jobs of the same client get at most as much time as the batch itself.
+        Nested batches are within the budget and are not interrupted themselves, so the interrupted batch resumes soon.
+        Other jobs of the same clients get at most as much time as the batch itself.
         """
         seconds, clients = run.seconds, run.clients
         if run.nested or seconds < UNINTERRUPTED:
             return
+        # Charge the time so far first: the queue compares clients by the time that they have been charged.
         self.queue.charge(run.batch, seconds - run.charged, done=False)
         run.charged = seconds
         start = time.monotonic()
@@ -230,7 +257,7 @@ class Batcher:
         run.lent += time.monotonic() - start
 
     def _compute_results(self, key: BatchKey, run: _Run, part: list[Item] | None = None) -> list[Any]:
-        """Compute a result for each item, together, or job by job if that fails."""
+        """Compute one result per item: all together, or job by job if that fails."""
         batch = run.batch if part is None else part
         try:
             return self._compute_together(key, run, batch)
@@ -240,13 +267,14 @@ class Batcher:
             jobs = _by_job(batch)
             if len(jobs) == 1:
                 return [error] * len(batch)
-        # Anything else: a bug, no memory, or a panic of a Rust library, which is no Exception. The thread must survive.
+        # Anything else is a bug, a lack of memory, or a panic of a Rust library, which is not an Exception. The thread
+        # must survive all of them.
         except BaseException as error:
             self._failures.inc()
             logger.exception("%s: a batch of %d failed (%s)", self.name, len(batch), key.operation)
             jobs = _by_job(batch)
             if len(jobs) == 1:
-                message = f"the model failed on this ({type(error).__name__}); the log tells more"
+                message = f"the model failed on this ({type(error).__name__}); see the log of the service"
                 return [ModelFailedError(message)] * len(batch)
         results: dict[int, Any] = {}
         for items in jobs:
@@ -269,13 +297,14 @@ class Batcher:
 
 
 def _check_wanted(batch: Sequence[Item]) -> None:
-    """Raise ``AbandonedError`` if every client has disconnected or every deadline has passed."""
+    """Raise ``AbandonedError`` if for every item the client has disconnected or the deadline has passed."""
     now = time.monotonic()
     if all(item.job.future.done() or now >= item.job.deadline for item in batch):
-        raise AbandonedError("nobody waits for this any more")
+        raise AbandonedError("no client waits for this batch any more")
 
 
 def _by_job(batch: list[Item]) -> list[list[Item]]:
+    """Group the items of a batch by job."""
     groups: dict[int, list[Item]] = {}
     for item in batch:
         groups.setdefault(id(item.job), []).append(item)
@@ -283,7 +312,7 @@ def _by_job(batch: list[Item]) -> list[list[Item]]:
 
 
 def _deliver(item: Item, result: Any) -> None:
-    """Add a result to its job; complete the job's future with the last one."""
+    """Add a result to its job; the last result completes the job's future, and an exception fails it."""
     job = item.job
     if job.future.done():
         return

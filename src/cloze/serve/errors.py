@@ -1,13 +1,13 @@
 """Errors of single requests, each with an HTTP status and a machine-readable kind.
 
 ServiceError                  a RequestError with an HTTP status
-    InvalidRequestError  400  not JSON, not the schema of the route, or nothing that this model can do
-    AuthenticationError  401  no key, or a wrong one
+    InvalidRequestError  400  not JSON, not the schema of the route, or not supported by the model
+    AuthenticationError  401  the key is missing or wrong
     OriginError          403  sent by a page of another site
     NotFoundError        404  no such model
-    DeadlineError        408  the body did not arrive, or the result was not ready, in time
-    TooLargeError        413  beyond a limit: body, texts, characters or tokens
-    WrongHostError       421  sent to a host name that is not this service's
+    DeadlineError        408  the body did not arrive or the result was not ready in time
+    TooLargeError        413  exceeds a limit: body size, texts, characters or tokens
+    WrongHostError       421  sent to a host name that this service does not trust
     OverloadedError      429  the queue is full; the response has Retry-After
     ModelFailedError     503  the model failed; counted in the metrics
 """
@@ -16,12 +16,12 @@ from cloze.errors import RequestError
 
 
 class ServiceError(RequestError):
-    """A request that is not answered.
+    """A request that is rejected or has failed.
 
     Args:
-        message: What is wrong, and what to do.
-        kind: A word for programs; the default is that of the class.
-        retry_after: Seconds after which to try again.
+        message: What is wrong, and how to correct it.
+        kind: A machine-readable kind; by default, that of the class.
+        retry_after: Seconds after which the client may try again.
     """
 
     status = 400
@@ -49,7 +49,7 @@ class OriginError(ServiceError):
 
 
 class NotFoundError(ServiceError):
-    """There is nothing with this name."""
+    """The requested model or resource does not exist."""
 
     status, kind = 404, "not_found"
 

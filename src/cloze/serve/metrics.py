@@ -13,43 +13,47 @@ class Metrics:
         self.registry = CollectorRegistry()
         registry = self.registry
         self.requests = Counter(
-            "cloze_requests", "Answers given, by route and status.", ["route", "status"], registry=registry
+            "cloze_requests", "Number of responses, by route and status.", ["route", "status"], registry=registry
         )
         self.request_seconds = Histogram(
             "cloze_request_seconds",
-            "From a request's first byte to the end of its answer.",
+            "Time from receiving a request to the end of its response.",
             ["route"],
             buckets=_SECONDS,
             registry=registry,
         )
-        self.in_flight = Gauge("cloze_requests_in_flight", "Requests that are being answered.", registry=registry)
+        self.in_flight = Gauge("cloze_requests_in_flight", "Number of requests in progress.", registry=registry)
         self.tokenization_seconds = Histogram(
-            "cloze_tokenization_seconds", "Reading the texts of a request.", buckets=_SECONDS, registry=registry
+            "cloze_tokenization_seconds", "Time for tokenizing requests.", buckets=_SECONDS, registry=registry
         )
         self.queue_seconds = Histogram(
             "cloze_queue_seconds",
-            "What an input waited before it was computed.",
+            "Time that an input waited in the queue.",
             ["model"],
             buckets=_SECONDS,
             registry=registry,
         )
-        self.queue_tokens = Gauge("cloze_queue_tokens", "Tokens that wait.", ["model"], registry=registry)
+        self.queue_tokens = Gauge("cloze_queue_tokens", "Number of waiting tokens.", ["model"], registry=registry)
         self.inference_seconds = Histogram(
-            "cloze_inference_seconds", "Computing a batch.", ["model", "operation"], buckets=_SECONDS, registry=registry
+            "cloze_inference_seconds",
+            "Time for computing a batch.",
+            ["model", "operation"],
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.batch_tokens = Histogram(
-            "cloze_batch_tokens", "Tokens of a batch.", ["model"], buckets=_TOKENS, registry=registry
+            "cloze_batch_tokens", "Number of tokens per batch.", ["model"], buckets=_TOKENS, registry=registry
         )
-        self.tokens = Counter("cloze_tokens", "Tokens computed.", ["model"], registry=registry)
+        self.tokens = Counter("cloze_tokens", "Number of computed tokens.", ["model"], registry=registry)
         self.failures = Counter(
             "cloze_batch_failures",
-            "Batches on which a model failed: an exception, or no numbers.",
+            "Number of batches on which a model failed: by an exception, or by results that are not finite.",
             ["model"],
             registry=registry,
         )
         self.dropped = Counter(
             "cloze_dropped",
-            "Requests given up before their end: the client left, or the time was over.",
+            "Number of abandoned requests: the client disconnected, or the deadline passed.",
             ["why"],
             registry=registry,
         )

@@ -1,4 +1,4 @@
-"""The served models by name: each base model with its adapters, and the thread that computes for all of them."""
+"""The served models by name: base models and their adapters, and one batcher per base model."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +16,14 @@ from cloze.serve.metrics import Metrics
 from cloze.serve.operations import EMBED, ModelWorker, abilities
 from cloze.serve.settings import ServiceSettings
 
-# Share of the timeout in which a new job must be expected to finish, at the current throughput, which may drop.
+# A new job must be expected to finish within this fraction of the timeout; the rest is a margin for lower throughput.
 EXPECTED_WITHIN = 0.6
-_SHOWN_NAMES = 10  # in messages
+_SHOWN_NAMES = 10  # maximum number of names in messages
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that requests can name: a base model, or an adapter on one."""
+    """A model that requests can name: a base model, or an adapter of one."""
 
     name: str
     base: str
@@ -33,11 +33,11 @@ class ServedModel:
     description: dict[str, Any]
     tokenizer: Any
     segments: int  # number of segments that the model distinguishes
-    compares_pairs: bool  # classifies pairs only: see model/backbone.py
-    long_texts: LongTexts  # how texts beyond the maximum length are classified
-    by_characters: bool  # tags each character of a text, as it was trained
-    corrects_as_seen: bool  # corrects in one pass over a text, instead of masking each word in turn
-    for_vectors: bool  # made for vectors: see ``made_for_vectors``
+    compares_pairs: bool  # whether it classifies only pairs: see model/backbone.py
+    long_texts: LongTexts  # how it classifies texts beyond the maximum length
+    by_characters: bool  # whether it was trained to tag each character of a text
+    corrects_as_seen: bool  # whether it corrects a text in one pass, instead of masking each word in turn
+    for_vectors: bool  # see ``made_for_vectors``
     created: int
 
     @property
@@ -56,7 +56,7 @@ class ModelRegistry:
     def find(self, name: str | None, operation: str) -> ServedModel:
         """Return the model with this name, or the first that supports the operation.
 
-        Every model can embed; of those, the first that was made for vectors is preferred.
+        Every model can embed; without a name, the first one trained for vectors is preferred.
 
         Raises:
             NotFoundError: There is no model with this name.
@@ -90,7 +90,7 @@ class ModelRegistry:
 
     @property
     def ready(self) -> bool:
-        """Return whether every model has computed something lately."""
+        """Return whether every model has computed something recently."""
         return all(batcher.ready for batcher in self.batchers)
 
     def start(self) -> None:
@@ -120,11 +120,11 @@ def load_models(
 
     Args:
         settings: The models and adapters, and the limits.
-        metrics: What the batchers measure goes there.
+        metrics: Receives the measurements of the batchers.
         device: The device of the models.
-        precision: Their precision; by default auto on a CPU, which is int8 where it is near enough, and fp32 elsewhere.
+        precision: Their precision; by default auto on a CPU (int8 if it is accurate enough) and fp32 elsewhere.
         paragraphs: Returns texts to compare int8 and float32 on.
-        say: Receives a line for each model whose precision was chosen.
+        say: Receives a line for each model whose precision was chosen automatically.
     """
     models, chosen = _load_bases(settings, device, precision, paragraphs)
     adapters = {name: _attach(name, folder, models) for name, folder in settings.adapters.items()}
@@ -158,7 +158,7 @@ def _load_bases(
     precision: PrecisionName | None,
     paragraphs: Paragraphs,
 ) -> tuple[dict[str, Model], dict[str, ServicePrecision]]:
-    """Return the models by name, and with auto the precision that was chosen for each."""
+    """Return the models by name and, with auto, the precision that was chosen for each."""
     if precision is None:
         precision = "auto" if choose_device(device).type == "cpu" else "fp32"
     if precision != "auto":
@@ -171,12 +171,12 @@ def _load_bases(
 
 
 def _say_precisions(chosen: Mapping[str, ServicePrecision], say: Callable[[str], None]) -> None:
-    """Say the precision that was chosen for each model, and once if int8 weights cannot be kept."""
+    """Report the precision that was chosen for each model, and whether int8 weights cannot be cached."""
     for name, choice in chosen.items():
         say(f"{name}: {choice}")
     if error := next(filter(None, (choice.cache_error for choice in chosen.values())), None):
-        remedy = "set XDG_CACHE_HOME to a folder that can be written, or every start measures anew"
-        say(f"int8 weights cannot be kept: {error}; {remedy}")
+        remedy = "set XDG_CACHE_HOME to a writable folder, or every start repeats the measurement"
+        say(f"int8 weights cannot be cached: {error}; {remedy}")
 
 
 def _attach(name: str, folder: str, models: dict[str, Model]) -> str:
@@ -231,11 +231,11 @@ def _describe(
 
 
 def made_for_vectors(model: Model) -> bool:
-    """Return whether a model was made for vectors.
+    """Return whether a model was trained for vectors, judging by its folder.
 
-    Its folder declares a pooling, and either normalizes or projects the vectors, as after training for similarity and
-    whitening, or has no head that would be used instead. Every folder of cloze declares a pooling, also of classifiers;
-    one that was fine-tuned from a model for vectors normalizes, too.
+    The folder declares a pooling, and either normalizes or projects the vectors (as after training for similarity, or
+    whitening) or has no heads. A pooling alone is no evidence, since every folder of cloze declares one; nor is
+    normalization alone, since a classifier that was fine-tuned from a model for vectors normalizes too.
     """
     embedding = model.embedding
     if not embedding.configured or embedding.unsupported is not None:
@@ -247,5 +247,5 @@ def _width(model: Model) -> int:
     """Return the size of an embedding, by computing one."""
     try:
         return int(model.embed(["width"]).shape[1])
-    except RequestError:  # the folder specifies a pooling that we do not support; requests name another
+    except RequestError:  # the folder specifies an unsupported pooling; requests may name another one
         return model.bert.config.hidden_size

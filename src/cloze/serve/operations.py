@@ -1,12 +1,12 @@
 """The operations of a model: for each, the function that computes a batch of tokenized inputs.
 
-``ModelWorker`` runs them in the model's thread. A batch mixes the inputs of several requests; the result of an input
-does not depend on the rest of its batch. Results are JSON-able, except vectors, which stay arrays until the response's
-format is known. What the inputs look like is decided in ``tokenization``. The operations of fine-tuned models come from
+``ModelWorker`` runs them in the model's thread. A batch may contain inputs of several requests; the result of an input
+does not depend on the rest of its batch. Results are JSON-able, except vectors, which stay arrays until the format of
+the response is known. ``tokenization`` decides the form of the inputs. The operations of fine-tuned models come from
 the table of task kinds.
 
-``AttentionCache`` keeps the attention of a text for the page: the first response has the facts, later ones have the
-weights of a layer. Dimensions: L layers, A heads, T tokens.
+``AttentionCache`` stores attention weights for the page at ``/inspect``: the first response describes a text, later
+ones contain the weights of one layer each. Dimensions: L layers, A heads, T tokens.
 """
 
 import math
@@ -32,28 +32,28 @@ from cloze.serve.queue import BatchKey
 from cloze.serve.tokenization import ROUNDS, task_kind
 from cloze.tasks.registry import labelled_kinds
 
-# 24 layers of 16 heads at 512 tokens have a hundred million weights: 400 MB while they are computed.
+# Maximum number of attention weights of a text. 24 layers of 16 heads at 512 tokens have 100 million: 400 MB in fp32.
 MOST_WEIGHTS = 128_000_000
-# Maximum size of all that is cached in bytes; the oldest are evicted.
+# Maximum size of the cache in bytes; the oldest entries are evicted.
 CACHE_BYTES = 256_000_000
-ENTRY_BYTES = 1000  # of an entry beside its weights: its name, the array's header, its place in the cache
+ENTRY_BYTES = 1000  # estimated overhead per entry: its name, the header of the array, and the cache itself
 
 
 @dataclass(frozen=True)
 class AttentionRecord:
-    """The facts and the quantized weights of one text."""
+    """The data and the quantized attention weights of one text."""
 
     facts: dict[str, Any]
     steps: NDArray[np.uint8]  # (L, A, T, T)
 
 
 def deflate_layer(steps: NDArray[np.uint8], number: int) -> bytes:
-    """Return the weights of one layer, deflated with the fastest compression, since a client waits."""
+    """Return the weights of one layer, deflated at the fastest level, since a client waits for them."""
     return zlib.compress(steps[number].tobytes(), 1)
 
 
 def view_texts(model: Model, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:  # noqa: ARG001 (as all)
-    """Run a model on texts or pairs, one after another."""
+    """Run a model on texts or pairs, one at a time, and return their attention."""
     return [_view(model, text, pair) for text, pair in inputs]
 
 
@@ -75,9 +75,9 @@ def _view(model: Model, text: str, pair: str | None) -> AttentionRecord | ModelF
 
 
 class AttentionCache:
-    """The weights of the latest texts, which are fetched layer by layer; the facts are sent once, and not kept.
+    """The attention weights of recent texts, which pages fetch layer by layer.
 
-    The least recently used texts are evicted; each text has a random name that cannot be guessed.
+    The least recently used texts are evicted. Each text has a random name that other clients cannot guess.
     """
 
     def __init__(self, most: int = CACHE_BYTES) -> None:
@@ -105,7 +105,7 @@ class AttentionCache:
 
 
 def _size(steps: NDArray[np.uint8]) -> int:
-    """Return the bytes that an entry keeps: those of the array that owns the memory, if this is a view of one."""
+    """Return the memory of an entry in bytes; if the array is a view, that of the array it refers to."""
     owner = steps if steps.base is None else steps.base
     return getattr(owner, "nbytes", steps.nbytes) + ENTRY_BYTES
 
@@ -114,12 +114,12 @@ Options = Mapping[str, Any]
 NOT_FINITE = "the model gave no finite numbers for this; check its training"
 EMBED = "embed"
 PROBE_TEXT = "Are you there?"
-# With a pooling that every model supports, whatever its folder specifies.
+# With a pooling that every model supports, regardless of what its folder specifies.
 PROBE = BatchKey(EMBED, None, (("pooling", "mean"),))
 
 
 class ModelWorker:
-    """Computes with one base model, in one thread. No other thread uses the model, so adapters can be switched."""
+    """Computes with one base model in one thread. No other thread uses the model, so adapters can be switched."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -187,7 +187,7 @@ def _fill(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
 
 
 def _predict(model: Model, operation: str, inputs: Sequence[Any], options: Options) -> list[Any]:
-    """Predict with a fine-tuned head, by the model's own kind of task if several kinds share the operation."""
+    """Predict with a fine-tuned head; if several kinds share the operation, with the model's own kind."""
     kind = model.kind
     if kind is None or kind.operation != operation:
         kind = task_kind(operation)
@@ -206,7 +206,7 @@ def _score(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
 
 
 def _describe_score(score: Score, *, tokens: bool) -> dict[str, Any]:
-    """Return a score as JSON; a text without tokens has no perplexity, which would be the best of all."""
+    """Return a score as JSON; for a text without tokens, perplexities are None instead of a perfect 1."""
     body: dict[str, Any] = {"log_probability": score.total}
     for name in ("perplexity", "loss_per_word", "loss_per_character"):
         body[name] = getattr(score, name) if score.tokens else None
@@ -222,7 +222,7 @@ def _follows(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]
 
 
 def _sequences(inputs: Sequence[Any]) -> list[Any]:
-    """Return the token sequences of inputs that are (text, its sequences)."""
+    """Return the token sequences of inputs of the form (text, sequences)."""
     return [sequences for _, sequences in inputs]
 
 
@@ -234,11 +234,11 @@ OPERATIONS: dict[str, Callable[[Model, Sequence[Any], Options], list[Any]]] = {
     "follows": _follows,
     "inspect": view_texts,
 }
-# Heads that these operations require; the others need the encoder alone.
+# Heads that these operations require; the others need only the encoder.
 _HEADS = {"fill": "mlm", "correct": "mlm", "score": "mlm", "follows": "nsp"}
 
 
 def abilities(model: Model) -> frozenset[str]:
-    """Return the operations that a model's heads allow."""
+    """Return the operations that a model supports with its heads."""
     general = {name for name in OPERATIONS if name not in _HEADS or _HEADS[name] in model.heads}
     return frozenset(general | {kind.operation for kind in labelled_kinds() if kind.head in model.heads})

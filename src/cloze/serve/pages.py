@@ -1,8 +1,8 @@
-"""Everything but predictions: the state of the service for operators, and its pages for browsers.
+"""Routes other than predictions: the state of the service for operators, and its pages for browsers.
 
 ``/health``, ``/ready``, ``/info`` and ``/metrics`` describe the service. ``/`` is a page to try every route, ``/docs``
-lists them, ``/inspect`` shows attention: its page requests the facts of a text, and then the weights layer by layer.
-Pages are plain files of the package and load nothing from other hosts.
+lists the routes, and ``/inspect`` shows attention: its page first requests the tokens and scores of a text, then the
+attention weights layer by layer. Pages are static files of the package and load nothing from other hosts.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from cloze.serve.service import Service, add_post_route, json_response
 
 STATIC = Path(__file__).parent / "static"
 CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-# Files by path. Only these are served: a request's path is looked up here, never on disk.
+# Files by path. The path of a request is looked up here and never on disk, so that no other file can be served.
 PAGES = {"/": "index.html", "/docs": "docs.html"}
 INSPECT = "/inspect"
 
 router = APIRouter()
 
 
-@router.get("/health", tags=["state"], summary="Whether the process is alive; needs no key.")
+@router.get("/health", tags=["state"], summary="Liveness: whether the process responds; needs no key.")
 async def health() -> Response:
     """Liveness probe."""
     return json_response({"status": "ok"})
 
 
-@router.get("/ready", tags=["state"], summary="Whether every model has computed something lately.")
+@router.get("/ready", tags=["state"], summary="Readiness: whether every model has computed something recently.")
 async def ready(request: Request) -> Response:
     """Readiness probe, for load balancers."""
     service: Service = request.app.state.service
@@ -45,9 +45,9 @@ async def ready(request: Request) -> Response:
     return response
 
 
-@router.get("/info", tags=["state"], summary="Models, their heads and labels, and the limits.")
+@router.get("/info", tags=["state"], summary="The models with their heads and labels, and the limits of requests.")
 async def info(request: Request) -> Response:
-    """Return what is served, and the limits."""
+    """Return the version, the served models and the limits."""
     service: Service = request.app.state.service
     models = [
         {
@@ -70,7 +70,7 @@ async def metrics(request: Request) -> Response:
 
 
 class InspectForm(Form):
-    """A text, or two, to see the attention of."""
+    """A text, or a pair of texts, whose attention is shown."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "I went to the store."}]})
 
@@ -79,7 +79,7 @@ class InspectForm(Form):
 
 
 async def inspect_view(service: Service, request: Request, form: InspectForm) -> Any:
-    """Return the facts of a text; its weights are requested by ``id``."""
+    """Return the data of a text, and an ``id`` to request its attention weights with."""
     texts = [form.text] if form.pair is None else [form.text, form.pair]
     result = await service.predict(request, form.model, "inspect", [(form.text, form.pair)], [texts])
     (record,) = result.results
@@ -87,7 +87,7 @@ async def inspect_view(service: Service, request: Request, form: InspectForm) ->
 
 
 async def inspect_weights(request: Request, name: str, layer: str) -> Response:
-    """Return the weights of one layer, as deflated bytes."""
+    """Return the attention weights of one layer as deflated bytes."""
     steps, number = _attention_cache(request).find(name, layer)
     return Response(await asyncio.to_thread(deflate_layer, steps, number), media_type="application/octet-stream")
 
@@ -118,7 +118,7 @@ def _add_files() -> None:
     for file in sorted(STATIC.iterdir()):
         if file.suffix in CONTENT_TYPES and file.suffix != ".html":
             _add_file(f"/static/{file.name}", file.read_bytes(), file.suffix)
-    # A relative path, so that the service may be mounted below a path of another server.
+    # A relative path, so that a reverse proxy may mount the service below another path.
     _add_file(INSPECT, served_page("inspect/static").encode(), ".html")
     for name in static_names():
         _add_file(f"{INSPECT}/static/{name}", read_static(name).encode(), Path(name).suffix)

@@ -4,56 +4,65 @@ Uvicorn creates one ``TimeoutProtocol`` per connection. Slow, endless or malform
 """
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD = 32_768  # bytes of a request's first line and headers, and of its trailers
 MAX_HEADERS = 128  # a short header takes many times its bytes in memory
-MAX_HELD = 16_000_000  # bytes of requests that wait for earlier answers, of all connections
-SLICE = 512  # bytes parsed at a time where a request may end: at most 28 requests
+MAX_HELD = 16_000_000  # bytes of pipelined requests that wait for earlier responses, over all connections
+SLICE = 512  # bytes parsed at a time where a request may end; they hold at most 28 requests
 
 
 class TimeoutProtocol(HttpToolsProtocol):
-    """A connection on which every state has a deadline and every buffer a bound, whether or not the client has a key.
+    """A connection in which every state has a deadline and every buffer a bound, with or without a valid key.
 
     =========================================  =================================================
     state                                      ends after
     =========================================  =================================================
     no request yet, or an incomplete head      ``headers_within``, however steadily bytes arrive
-    a body, or an answer in preparation        the service's own timeout
-    answered, but the body is incomplete       ``finish_within``; the input is discarded
-    kept alive                                 uvicorn's ``timeout_keep_alive``
-    an answer that the client does not read    ``read_within``
+    receiving a body or computing a response   the timeout of the service
+    response sent, but the body is incomplete  ``finish_within``; the input is discarded
+    idle (keep-alive)                          uvicorn's ``timeout_keep_alive``
+    a response that the client does not read   ``read_within``
     =========================================  =================================================
 
     The deadline of a state is set when it is entered; bytes that change nothing do not move it. Requests are parsed one
     at a time: what a client sends while an earlier answer is pending is held unparsed, and bounded for all connections
     together. Uvicorn's own class applies no limits to trailers, to pipelined requests, or to input after an answer.
+
+    Beyond ``most_connections``, each new connection closes the one that has waited longest for a request, so that idle
+    connections of many addresses cannot keep others out.
     """
 
     headers_within = 10.0  # seconds
     finish_within = 2.0
     read_within = 30.0
-    held = 0  # bytes of held input, of all connections (a class attribute)
+    most_connections = 2000
+    held = 0  # bytes of held input, of all connections (a class attribute, like the two below)
+    connected = 0
+    waiting: ClassVar[dict["TimeoutProtocol", None]] = {}  # without a complete head, in the order of that state's start
 
     def connection_made(self, transport: Any) -> None:
-        """Set the deadline for a first request."""
+        """Set the deadline for the first request."""
         super().connection_made(transport)
-        self._input = b""  # received, but not parsed: an earlier answer is pending
-        self._ended = False  # no further input is parsed
-        self._refusal: str | None = None  # to be sent after the pending answers
+        self._input = b""  # received but not parsed yet, because an earlier response is pending
+        self._ended = False  # whether no further input is parsed
+        self._refusal: str | None = None  # an error to send after the pending responses
         self._requests = self._unanswered = 0
         self._receiving = self._head_done = self._progress = False
-        self._silent = self._body_left = 0  # bytes parsed since the last progress; announced bytes of the body
+        self._silent = self._body_left = 0  # bytes parsed since the last progress; remaining bytes of the body
         self._state: tuple[str, int] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
+        TimeoutProtocol.connected += 1
         self._update_deadline()
+        if TimeoutProtocol.connected > self.most_connections:
+            next(iter(TimeoutProtocol.waiting))._close()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what may be parsed now, and hold the rest."""
+        """Parse the input as far as possible now, and hold the rest."""
         if not self._ended:
             self._hold(self._input + data if self._input else data)
             self._parse()
@@ -61,6 +70,8 @@ class TimeoutProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
         self._end_input()
+        TimeoutProtocol.connected -= 1
+        TimeoutProtocol.waiting.pop(self, None)
         for timer in (self._timer, self._read_timer):
             if timer is not None:
                 timer.cancel()
@@ -75,23 +86,23 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._receiving, self._head_done, self._progress, self._body_left = True, False, True, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, but not a trailer: those come after the access check and would be added to the headers."""
+        """Accept a header; ignore trailers, which would be added to the headers after the access check."""
         if self._head_done:
             return
         if len(self.headers) >= MAX_HEADERS:
-            raise ValueError("too many headers")  # the parser reports it as malformed input
+            raise ValueError("too many headers")  # which the parser reports as malformed input
         super().on_header(name, value)
         if name.lower() == b"content-length" and value.isdigit():
             self._body_left = int(value[:20])
 
     def on_headers_complete(self) -> None:
-        """Start the request, or queue it if it shares a slice of input with the one before."""
+        """Start the request, or queue it if it is in the same slice of input as the previous one."""
         super().on_headers_complete()
         self._head_done = self._progress = True
         self._unanswered += 1
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body; uvicorn drops it if the answer is complete."""
+        """Accept a part of a body; uvicorn drops it if the response is complete."""
         super().on_body(body)
         self._progress = True
         self._body_left -= len(body)
@@ -102,21 +113,21 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._receiving, self._progress, self._body_left = False, True, 0
 
     def on_response_complete(self) -> None:
-        """Go on with held input, and start the timer for the client to read the response; the next restarts it."""
+        """Parse held input, and start the timer within which the client must read the response."""
         self._unanswered -= 1
         self._forget_request()
         super().on_response_complete()
-        self._unset_keepalive_if_required()  # uvicorn's timer would end with any byte that arrives
+        self._unset_keepalive_if_required()  # any received byte would cancel uvicorn's timer
         if self._read_timer is not None:
             self._read_timer.cancel()
-        # The write buffer is checked when the timer fires: at this point the response has not been sent yet.
+        # The write buffer is checked when the timer fires, because the response has not been sent yet at this point.
         self._read_timer = self.loop.call_later(self.read_within, self._close_if_unread)
         if self._refusal is not None and not self._unanswered:
             super().send_400_response(self._refusal)
         self._parse()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse malformed input, after the answers to earlier requests."""
+        """Reject malformed input, after the responses to earlier requests."""
         self._end_input()
         if self._is_partial and self._unanswered > 1:  # the malformed request waits for earlier ones
             self.pipeline.popleft()
@@ -133,15 +144,15 @@ class TimeoutProtocol(HttpToolsProtocol):
 
     @property
     def _is_partial(self) -> bool:
-        """Return whether a request is being read whose head is complete, and which is not answered."""
+        """Return whether a request with a complete head is still being received and has no response yet."""
         return self._receiving and self._head_done and not self.cycle.response_complete
 
     def _parse(self) -> None:
         view, position = memoryview(self._input), 0
-        # Requests are parsed only once all earlier ones are answered.
+        # A request is parsed only after all earlier ones are answered.
         while position < len(view) and self._unanswered <= self._is_partial and not self._is_closing:
-            # The parser cannot be stopped at the end of a request, so that input is parsed in small slices wherever
-            # a request may end: a large one could hold thousands of requests.
+            # The parser cannot be stopped at the end of a request. Where a request may end, input is therefore parsed
+            # in small slices, since a large one could hold thousands of requests.
             size = max(SLICE, self._body_left)
             self._feed(view[position : position + size])
             position += size
@@ -155,13 +166,13 @@ class TimeoutProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(part)
         except httptools.HttpParserUpgrade:
-            # Answered as a plain request, and the last one: the client may go on with another protocol.
+            # Answered as a plain request, and as the last one: the client may switch to another protocol.
             self._end_input()
             self.cycle.keep_alive = False
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
         else:
-            # An endless head, endless trailers, endless extensions of a chunk, or endless blank lines.
+            # Too many bytes without progress are an endless head, trailer, chunk extension or series of blank lines.
             self._silent = 0 if self._progress else self._silent + len(part)
             if self._silent > MAX_HEAD:
                 self.send_400_response("Headers too large.")
@@ -175,7 +186,7 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._input = data
         if TimeoutProtocol.held > MAX_HELD and self._unanswered:
             self._end_input()
-            self.cycle.keep_alive = False  # the pending answer is the last
+            self.cycle.keep_alive = False  # the pending response is the last one
 
     def _end_input(self) -> None:
         self._ended = True
@@ -192,7 +203,7 @@ class TimeoutProtocol(HttpToolsProtocol):
     # -- deadlines ---------------------------------------------------------------------------------------------------
 
     def _update_deadline(self) -> None:
-        """Set the deadline of the present state if it has just been entered; none while an answer is pending."""
+        """Set the deadline of the current state if it has just been entered; none while a response is pending."""
         state, seconds = self._find_state()
         if state == self._state:
             return
@@ -200,6 +211,9 @@ class TimeoutProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if state is None else self.loop.call_later(seconds, self._close)
+        TimeoutProtocol.waiting.pop(self, None)
+        if state is not None and state[0] != "discarding":
+            TimeoutProtocol.waiting[self] = None
 
     def _find_state(self) -> tuple[tuple[str, int] | None, float]:
         if self._unanswered or self.transport.is_closing():
@@ -211,6 +225,7 @@ class TimeoutProtocol(HttpToolsProtocol):
         return ("head", self._requests), self.headers_within
 
     def _close(self) -> None:
+        TimeoutProtocol.waiting.pop(self, None)
         self._end_input()
         self.transport.close()
 

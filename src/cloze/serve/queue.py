@@ -1,15 +1,23 @@
-"""The queue of requests, shared fairly by clients and bounded in tokens. Knows neither HTTP nor models.
+"""The queue of requests, shared fairly among clients and bounded in tokens. It knows neither HTTP nor models.
 
-A request is a ``Job``; its inputs wait until they are taken in batches. The next batch is that of the client that has
-had the least computing time, as in fair queueing (Demers et al. 1989, "Analysis and simulation of a fair queueing
-algorithm"): a client that sends much waits for itself, not the others for it. Of one client's jobs, the one with the
-fewest tokens left comes first, but none has more than a turn more than the others. A batch has inputs of one
-``BatchKey``, of nearly equal lengths, so that there is little padding; clients whose turn is near share it.
+A request is a ``Job``. Its inputs wait as ``Item`` objects until they are taken in batches. ``take`` answers three
+questions:
 
-Two rules protect clients that wait for an answer before they send their next request. While several clients are
-active, none fills more than its part of a batch. And a client that is far ahead pauses for some milliseconds where one
-that is behind has just been answered, since its next request is likely on its way (anticipation, as in Iyer and
-Druschel 2001, "Anticipatory scheduling").
+1. **Which client?** The one with the least computing time so far, as in fair queueing (Demers et al. 1989, "Analysis
+   and simulation of a fair queueing algorithm"). A client that sends a lot delays only itself. ``charge`` adds the
+   seconds of each computed batch to the ``tag`` of its clients, in proportion to their tokens. A new client starts at
+   the fair share of everybody (``_shared``), not at 0, or it would have priority for a long time.
+2. **Which of its jobs?** The one with the fewest waiting tokens, so that short requests do not wait for long ones. To
+   keep long ones from starving, jobs have turns: after ``turn`` tokens, a job yields to the client's other jobs.
+3. **Which items?** Those with the same ``BatchKey`` as the first one and the most similar lengths, because all
+   sequences of a batch are padded to the longest. Other clients whose tags are nearly as low share the batch.
+
+Two rules protect interactive clients, which wait for a response before they send their next request:
+
+- While several clients are active, none gets more than its equal part of a batch.
+- A client that is far ahead pauses for some milliseconds if one that is behind was answered just now, because the next
+  request of the latter is probably on its way ("Anticipatory scheduling", Iyer and Druschel 2001). Without this rule,
+  a client with a long backlog would get every second batch.
 """
 
 import math
@@ -21,18 +29,17 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-# Number of waiting inputs among which those of the nearest lengths are chosen.
+# Number of waiting items among which those with the most similar lengths are chosen.
 LOOK_AHEAD = 1024
-# Seconds of computing by which a client may be ahead of others before it pauses for them, and for which it pauses.
-LEAD = 0.05
-PAUSE = 0.02
-ACTIVE_FOR = 1.0  # seconds after its last answer during which a client counts as active
-FORGOTTEN_AFTER = 10.0  # seconds after its last answer in which a client's lead is remembered
+LEAD = 0.05  # seconds of computing time by which a client may be ahead of others before it pauses for them
+PAUSE = 0.02  # seconds for which it pauses
+ACTIVE_FOR = 1.0  # seconds after its last response during which a client counts as active
+FORGOTTEN_AFTER = 10.0  # seconds after its last response for which a client's lead is remembered
 
 
 @dataclass(frozen=True)
 class BatchKey:
-    """What inputs must have in common to share a batch."""
+    """The operation, adapter and options, which must be equal for inputs to share a batch."""
 
     operation: str
     adapter: str | None = None
@@ -41,7 +48,7 @@ class BatchKey:
 
 @dataclass(eq=False)
 class Job:
-    """One request: its inputs, the tokens of each, its deadline and its client."""
+    """One request: its inputs, the number of tokens of each, its deadline and its client."""
 
     key: BatchKey
     inputs: Sequence[Any]
@@ -50,19 +57,20 @@ class Job:
     client: str = ""
     future: "Future[list[Any]]" = field(default_factory=Future)
     results: dict[int, Any] = field(default_factory=dict)
-    items: "list[Item]" = field(default_factory=list)  # in the queue
+    items: "list[Item]" = field(default_factory=list)  # those still in the queue
     waiting: int = 0  # tokens in the queue
-    tag: float = 0.0  # tokens that its client's jobs have had when it came, and its own since
+    # Progress among the jobs of its client: starts at the client's ``shared`` and grows by its computed tokens.
+    tag: float = 0.0
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of all inputs."""
+        """Return the total number of tokens of all inputs."""
         return sum(self.lengths)
 
 
 @dataclass(eq=False, slots=True)
 class Item:
-    """One input of a job."""
+    """One input of a job, in the queue or in a batch."""
 
     job: Job
     index: int
@@ -81,10 +89,10 @@ class QueueFullError(Exception):
 
 
 class FairShare:
-    """A bounded amount, used by several clients.
+    """A bounded resource that several clients share, such as the tokens in a queue or the memory of request bodies.
 
-    Beyond the bound, a client still has room up to an equal share of it, so that others who came first cannot lock it
-    out. All together never use more than twice the bound.
+    If the bound is reached, a client may still use up to an equal share of it, so that clients that came first cannot
+    lock it out. The total never exceeds twice the bound.
     """
 
     def __init__(self, bound: int) -> None:
@@ -92,7 +100,7 @@ class FairShare:
         self._amounts: dict[str, int] = {}
 
     def has_room(self, client: str, amount: int) -> bool:
-        """Return whether a client may use this much more."""
+        """Return whether a client may use ``amount`` more."""
         if self.total + amount <= self.bound:
             return True
         others = len(self._amounts) - (client in self._amounts)
@@ -101,7 +109,7 @@ class FairShare:
         return others > 0 and own <= share and self.total + amount <= 2 * self.bound
 
     def add(self, client: str, amount: int) -> None:
-        """Add to what a client uses, or subtract from it."""
+        """Add to the amount that a client uses; a negative amount releases it."""
         self.total += amount
         self._amounts[client] = self._amounts.get(client, 0) + amount
         if not self._amounts[client]:
@@ -110,50 +118,56 @@ class FairShare:
 
 @dataclass(eq=False)
 class _Client:
-    """A client's jobs in order of arrival, and its computing time."""
+    """A client: its jobs in order of arrival, and its computing time."""
 
-    tag: float  # seconds that every client has had when it came, and its own since
+    # Virtual time: starts at the queue's ``_shared`` and grows by the client's computing time in seconds. The client
+    # with the lowest tag is next.
+    tag: float
     jobs: dict[Job, None] = field(default_factory=dict)
-    tokens: int = 0  # that wait
-    shared: float = 0.0  # tokens that each of its jobs would have had, had all of them always been served equally
+    tokens: int = 0  # waiting
+    shared: float = 0.0  # tokens per job if all its jobs had always been served equally; the start of a new job's tag
     answered: float = -math.inf  # when its last batch was done
-    at_work: int = 0  # items that are being computed
+    at_work: int = 0  # number of items that are being computed
 
     def is_present(self, now: float, longest: float) -> bool:
-        """Return whether it waits, is being computed for, or has been answered so many seconds ago at most."""
+        """Return whether it has waiting or running jobs, or was answered at most ``longest`` seconds ago."""
         return bool(self.jobs) or self.at_work > 0 or now - self.answered < longest
 
 
 class TokenQueue:
-    """A queue of jobs, bounded in tokens. Any thread may put and discard; one thread takes batches.
+    """A queue of jobs. Any thread may put and discard jobs; a single thread takes batches and charges for them.
 
-    ``turn`` is the number of tokens after which a job lets its client's other jobs go first, whatever their size.
+    Args:
+        bound: Maximum number of waiting tokens.
+        turn: Number of tokens after which a job yields to the other jobs of its client, whatever their sizes.
     """
 
     def __init__(self, bound: int, turn: int = 2048) -> None:
         self.bound, self._turn, self.closed = bound, turn, False
         self._share = FairShare(bound)
         self._clients: dict[str, _Client] = {}
-        self._shared = 0.0  # seconds that each client would have had, had all of them always been served equally
+        self._shared = 0.0  # seconds per client if all had always been served equally; the start of a new client's tag
         self._number = 0
         self._changed = threading.Condition()
 
     @property
     def tokens(self) -> int:
-        """Return the tokens that wait."""
+        """Return the number of waiting tokens."""
         return self._share.total
 
     def has_room(self, tokens: int, client: str = "") -> bool:
-        """Return whether this many more tokens of a client fit."""
+        """Return whether this many more tokens of a client fit into the queue."""
         return self._share.has_room(client, tokens)
 
     def ahead(self, client: str, tokens: int, at_work: Iterable[tuple[str, int]] = ()) -> int:
-        """Return the tokens that would be computed before a new job of a client is done, without its own.
+        """Return how many tokens of other jobs would be computed before a new job is done.
+
+        Since clients are served equally, each other client gets at most as much in this time as this one needs.
 
         Args:
-            client: The client.
-            tokens: The tokens of the job.
-            at_work: Clients and the tokens that are still to be computed of batches at work.
+            client: The client of the job.
+            tokens: The number of tokens of the job.
+            at_work: Clients with running batches, and the tokens of them that are not computed yet.
         """
         with self._changed:
             waiting = {name: other.tokens for name, other in self._clients.items()}
@@ -163,17 +177,17 @@ class TokenQueue:
                 waiting[name] = waiting.get(name, 0) + rest
                 jobs += [rest] if name == client else []
             before = sum(min(rest, tokens) for rest in jobs)
-            before += min(sum(jobs) - before, self._turn)  # larger jobs may have their turn first
+            before += min(sum(jobs) - before, self._turn)  # larger jobs of the client may have their turn first
             return before + sum(min(rest, before + tokens) for name, rest in waiting.items() if name != client)
 
     def put(self, job: Job) -> None:
-        """Queue all inputs of a job, or raise ``QueueFullError``."""
+        """Queue all inputs of a job, or raise ``QueueFullError`` if there is no room or the queue is closed."""
         now = time.monotonic()
         with self._changed:
             if self.closed or not self.has_room(job.tokens, job.client):
                 raise QueueFullError
             client = self._clients.setdefault(job.client, _Client(self._shared))
-            if not client.is_present(now, PAUSE):  # time that passed without it is not owed to it
+            if not client.is_present(now, PAUSE):  # a client earns no priority while it is away
                 client.tag = max(client.tag, self._shared)
             job.tag, job.waiting = client.shared, job.tokens
             for index, length in enumerate(job.lengths):
@@ -185,7 +199,7 @@ class TokenQueue:
             self._changed.notify()
 
     def discard(self, job: Job) -> None:
-        """Remove the waiting inputs of a job; their room is free at once."""
+        """Remove the waiting inputs of a job, which frees their room at once."""
         with self._changed:
             self._remove(job)
 
@@ -198,15 +212,18 @@ class TokenQueue:
         *,
         own: bool = False,
     ) -> list[Item]:
-        """Take the next batch: one item, or several with at most ``budget`` tokens and ``padding`` padding tokens.
+        """Take the next batch: a single item of any length, or several items within the limits.
 
         Args:
-            budget: Most tokens.
-            wait: Seconds to wait for a job; ``[]`` is returned if there is none.
-            padding: Most padding tokens.
-            beside: The clients of a batch at work that is interrupted: ``[]`` is returned if it is their turn, and
-                items that alone exceed the budget are not taken.
-            own: Whether other jobs of these clients may be taken.
+            budget: Maximum number of tokens of several items.
+            wait: Seconds to wait for a job.
+            padding: Maximum number of padding tokens.
+            beside: The clients of a running batch that is interrupted for this one. If it is their turn, nothing is
+                taken; nor are items that exceed the budget on their own.
+            own: Whether other jobs of the clients in ``beside`` may be taken.
+
+        Returns:
+            The items; ``[]`` if there is no job within ``wait`` seconds, or the interrupted batch should resume.
         """
         end = time.monotonic() + wait
         with self._changed:
@@ -224,7 +241,13 @@ class TokenQueue:
                     self._charge_absent(self._clients[due], time.monotonic() - now, now)
 
     def charge(self, batch: Sequence[Item], seconds: float, *, done: bool) -> None:
-        """Charge the computing time of a batch, or of a part of it, to its clients."""
+        """Charge computing time of a batch to its clients, in proportion to their tokens.
+
+        Args:
+            batch: The items.
+            seconds: The computing time since the batch was last charged for.
+            done: Whether the batch is complete; if not, it has been interrupted.
+        """
         now = time.monotonic()
         total = sum(item.length for item in batch) or 1
         with self._changed:
@@ -238,7 +261,7 @@ class TokenQueue:
             self._forget(now)
 
     def close(self) -> None:
-        """Accept no more jobs; waiting ones can still be taken."""
+        """Accept no more jobs; the waiting ones can still be taken."""
         with self._changed:
             self.closed = True
             self._changed.notify()
@@ -246,10 +269,7 @@ class TokenQueue:
     # -- choosing a batch --------------------------------------------------------------------------------------------
 
     def _next(self, now: float, longest: int | None, without: Collection[str]) -> tuple[str | None, list[Item]]:
-        """Return the client whose turn it is and the candidates for its batch, the one that comes first in front.
-
-        Items longer than ``longest`` are passed over.
-        """
+        """Return the client whose turn it is and the candidates for its batch; skip items longer than ``longest``."""
         self._drop_late(now)
         clients = [(name, client) for name, client in self._clients.items() if client.jobs and name not in without]
         order = sorted((client.tag, name) for name, client in clients)
@@ -265,7 +285,10 @@ class TokenQueue:
         return None, []
 
     def _items_of(self, client: _Client, key: BatchKey | None, longest: int | None) -> list[Item]:
-        """Return a client's items with a key, or with that of the first; of jobs in turn, the smallest first."""
+        """Return a client's items with this key, or with the key of its first item if None.
+
+        Jobs are ordered by the number of turns they have had, and then by their waiting tokens.
+        """
         found: list[Item] = []
         for job in sorted(client.jobs, key=lambda job: (job.tag // self._turn, job.waiting)):
             if key is not None and job.key != key:
@@ -279,17 +302,18 @@ class TokenQueue:
         return found
 
     def _due(self, beside: Collection[str], name: str | None) -> str | None:
-        """Return which client's turn it is: that of a batch at work, or one that waits."""
+        """Return whose turn it is: a client of the interrupted batch, or the waiting client ``name``."""
         first = min(beside, key=lambda client: self._clients[client].tag)
         if name is None or self._clients[first].tag < self._clients[name].tag:
             return first
         return name
 
     def _pause_before(self, client: _Client, now: float) -> float:
-        """Return the seconds to wait for a client that is far behind and was answered just now; 0 if there is none."""
+        """Return the seconds for which ``client`` pauses, in favour of clients far behind it; 0 if there are none."""
         return max((other.answered + PAUSE - now for other in self._absent(client, now)), default=0.0)
 
     def _absent(self, client: _Client, now: float) -> list[_Client]:
+        """Return the clients far behind ``client`` that were answered just now and have not sent a request since."""
         return [
             other
             for other in self._clients.values()
@@ -297,13 +321,14 @@ class TokenQueue:
         ]
 
     def _charge_absent(self, client: _Client, seconds: float, then: float) -> None:
-        """Charge a pause to those it was made for: who never uses it does not get another."""
+        """Charge a pause to the clients it was made for, so that those that never use it get no further one."""
         absent = self._absent(client, then)
         for other in absent:
             other.tag += seconds / len(absent)
         self._shared += seconds / max(1, len(self._clients))
 
     def _take(self, items: list[Item], budget: int, padding: float, now: float) -> list[Item]:
+        """Choose a batch among the candidates, and remove its items from the queue."""
         active = sum(client.is_present(now, ACTIVE_FOR) for client in self._clients.values())
         batch = _choose(items, budget, padding, budget // active)
         for item in batch:
@@ -321,7 +346,7 @@ class TokenQueue:
                 self._remove(job)
         return batch
 
-    # -- leaving -----------------------------------------------------------------------------------------------------
+    # -- removing jobs and clients -----------------------------------------------------------------------------------
 
     def _drop_late(self, now: float) -> None:
         """Remove the jobs whose deadline has passed or whose client has disconnected."""
@@ -333,6 +358,7 @@ class TokenQueue:
                 self._remove(job)
 
     def _remove(self, job: Job) -> None:
+        """Remove a job with its waiting items, if it is still in the queue."""
         client = self._clients.get(job.client)
         if client is None or job not in client.jobs:
             return
@@ -342,7 +368,7 @@ class TokenQueue:
         job.waiting, job.items = 0, []
 
     def _forget(self, now: float) -> None:
-        """Forget clients that are gone and not ahead of the others."""
+        """Forget clients that are gone; those ahead of the others are remembered longer, so they cannot reset it."""
         for name, client in list(self._clients.items()):
             patience = ACTIVE_FOR if client.tag <= self._shared else FORGOTTEN_AFTER
             if not client.is_present(now, patience):
@@ -350,11 +376,14 @@ class TokenQueue:
 
 
 def _choose(items: list[Item], budget: int, padding: float, most: int) -> list[Item]:
-    """Choose the first item and those nearest in length, at most ``most`` tokens of a client; earlier ones first."""
+    """Choose the first item and those with the most similar lengths, within the limits of ``TokenQueue.take``.
+
+    Each client gets at most ``most`` tokens; items of equal similarity are chosen in order of priority.
+    """
     first = items[0].length
     chosen: list[Item] = []
     used: dict[str, int] = {}
-    longest = real = 0
+    longest = real = 0  # tokens of the longest item; tokens of all chosen items, without padding
     for item in sorted(items, key=lambda item: abs(item.length - first)):
         own = used.get(item.job.client, 0) + item.length
         if chosen and own > most:

@@ -1,7 +1,7 @@
-"""POST routes: one per operation of a model, and those compatible with other services' clients.
+"""POST routes: one per operation of a model, and routes for clients of other services.
 
-``compat_router`` has OpenAI's ``/v1/embeddings`` and ``/v1/models``, and ``/encode`` of bert-as-service in its HTTP
-form; the ZMQ protocol of its own Python client is not supported.
+``compat_router`` has OpenAI's ``/v1/embeddings`` and ``/v1/models``, and ``/encode`` of bert-as-service's HTTP server;
+the ZMQ protocol of its Python client is not supported.
 """
 
 import base64
@@ -20,8 +20,8 @@ from cloze.tasks.choice.kind import CHOOSE
 from cloze.tasks.classification.kind import CLASSIFY
 from cloze.tasks.tagging.kind import TAG
 
-# Maximum of (protected words) x (characters). The search for the words takes time proportional to it, in the model's
-# thread, where all other requests wait.
+# Maximum of (protected words) x (characters). The search for the words takes time proportional to this product, in the
+# model's thread, for which all other requests wait.
 MOST_LOOKED_FOR = 1_000_000
 
 
@@ -41,7 +41,7 @@ async def rerank(service: Service, request: Request, form: schemas.RerankForm) -
     inputs = _pairs([form.query, *form.texts], None)
     result = await service.predict(request, form.model, "embed", inputs, _parts(inputs))
     vectors = np.stack(result.results).astype(np.float64)
-    # The maximum avoids a division by zero: a vector of zeros has similarity 0 to everything.
+    # The maximum avoids a division by zero; a zero vector has similarity 0 to everything.
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     scores = vectors[1:] @ vectors[0]
     order = np.argsort(-scores, kind="stable")[: form.top]
@@ -50,7 +50,7 @@ async def rerank(service: Service, request: Request, form: schemas.RerankForm) -
 
 
 async def fill(service: Service, request: Request, form: schemas.FillForm) -> Any:
-    """Return the best words for each [MASK], or the best joint fillings of each text."""
+    """Return the most likely words for each [MASK], or the best joint fillings of each text."""
     texts = _listed(form.texts)
     service.check_proposals(texts, form.top, joint=form.joint)
     return await _each(service, request, form, "fill", texts, top=form.top, joint=form.joint)
@@ -101,7 +101,7 @@ async def correct(service: Service, request: Request, form: schemas.CorrectForm)
 
 
 async def score(service: Service, request: Request, form: schemas.ScoreForm) -> Any:
-    """Return how likely each text is."""
+    """Return the log-probability and perplexity of each text."""
     return await _each(service, request, form, "score", _listed(form.texts), tokens=form.tokens)
 
 
@@ -160,7 +160,7 @@ def _parts(inputs: list[tuple[str, Any]]) -> list[list[str]]:
 
 
 def _response_body(result: ServiceResult, **results: Any) -> dict[str, Any]:
-    """Return the results with the name of the model that computed them and the tokens used."""
+    """Return the results with the name of the model that computed them and the number of tokens used."""
     usage = {"tokens": result.usage.tokens, "truncated": result.usage.truncated, "unknown": result.usage.unknown}
     return {"model": result.served.name, **results, "usage": usage}
 
@@ -179,7 +179,7 @@ add_post_route(router, "/follows", schemas.FollowsForm, follows, "models")
 add_post_route(router, "/tokenize", schemas.TokenizeForm, tokenize, "models")
 
 
-# Characters that an id counts as in the limit on pending tokenization.
+# Number of characters that an id counts as in the limit on pending tokenization.
 CHARACTERS_PER_ID = 4
 TRUNCATED = "x-cloze-truncated"
 
@@ -187,13 +187,13 @@ compat_router = APIRouter()
 
 
 async def embeddings(service: Service, request: Request, form: schemas.OpenAIForm) -> Any:
-    """OpenAI's ``/v1/embeddings``."""
+    """Return embeddings in the format of OpenAI's ``/v1/embeddings``."""
     served = service.models.find(form.model, "embed")
     texts = await _texts(service, request, served, form.input)
     if form.dimensions is not None and form.dimensions != served.description["width"]:
         raise InvalidRequestError(
             f"dimensions is {form.dimensions}; model {served.name!r} has vectors of {served.description['width']} "
-            "that are of no use when cut",
+            "that cannot be truncated; leave it out",
             "dimensions",
         )
     inputs = [(text, None) for text in texts]
@@ -229,7 +229,7 @@ def _base64(vector: NDArray[np.float32]) -> str:
 async def _texts(
     service: Service, request: Request, served: ServedModel, given: str | list[str] | list[int] | list[list[int]]
 ) -> list[str]:
-    """Return the texts of an input; ids are decoded, off the event loop and within the limits."""
+    """Return the texts of an input; lists of ids are decoded, in the tokenizer threads and within the limits."""
     if isinstance(given, str):
         return [given]
     if not given or isinstance(given[0], str):
@@ -247,13 +247,13 @@ def _decode(served: ServedModel, rows: list[list[int]]) -> list[str]:
 
 
 def _decoded(served: ServedModel, ids: list[int]) -> str:
-    """Decode ids, with or without [CLS] and [SEP] around them."""
+    """Decode the ids of a text, with or without [CLS] and [SEP] around them."""
     tokenizer = served.tokenizer
     inner = ids[bool(ids) and ids[0] == tokenizer.cls_id :]
     inner = inner[: len(inner) - (bool(inner) and inner[-1] == tokenizer.sep_id)]
     if len(inner) > served.longest:
         raise InvalidRequestError(
-            f"{len(ids)} ids for one text; model {served.name!r} reads {served.longest}", "too_many_ids"
+            f"{len(ids)} ids for one text; model {served.name!r} reads at most {served.longest}", "too_many_ids"
         )
     text: str = tokenizer.decode(inner)
     if tokenizer.encode_ids([text]) != [inner]:
@@ -264,7 +264,7 @@ def _decoded(served: ServedModel, ids: list[int]) -> str:
 
 
 async def encode(service: Service, request: Request, form: schemas.EncodeForm) -> Any:
-    """bert-as-service's ``/encode``, as its HTTP server answers it."""
+    """Return embeddings in the format of bert-as-service's ``/encode``."""
     if form.texts and form.is_tokenized == isinstance(form.texts[0], str):
         raise InvalidRequestError("is_tokenized goes with lists of tokens, and only with them", "is_tokenized")
     # Join word pieces: "##ing" continues the previous piece.
@@ -276,7 +276,7 @@ async def encode(service: Service, request: Request, form: schemas.EncodeForm) -
 
 
 def _with_truncation_header(body: dict[str, Any], truncated: int) -> Response:
-    """Return a response whose header says how many texts were truncated, since the body has no field for it."""
+    """Return a response with the number of truncated texts in a header, because the body has no field for it."""
     return json_response(body, {TRUNCATED: str(truncated)})
 
 
@@ -285,18 +285,18 @@ def _describe_model(served: ServedModel) -> dict[str, Any]:
     return {"id": served.name, "object": "model", "created": served.created, "owned_by": "cloze", "parent": parent}
 
 
-@compat_router.get("/v1/models", tags=["openai"], summary="The models and adapters that there are.")
+@compat_router.get("/v1/models", tags=["openai"], summary="List the models and adapters.")
 async def models(request: Request) -> Response:
-    """OpenAI's list."""
+    """Return all models in the format of OpenAI's list."""
     service: Service = request.app.state.service
     return json_response(
         {"object": "list", "data": [_describe_model(served) for served in service.models.served.values()]}
     )
 
 
-@compat_router.get("/v1/models/{name:path}", tags=["openai"], summary="One of the models.")
+@compat_router.get("/v1/models/{name:path}", tags=["openai"], summary="Describe one model.")
 async def one_model(request: Request, name: str) -> Response:
-    """OpenAI's single entry."""
+    """Return one model in the format of OpenAI's list entries."""
     service: Service = request.app.state.service
     return json_response(_describe_model(service.models.find(name, "embed")))
 

@@ -1,8 +1,8 @@
-"""The schema of each route's body, and reading a body: bounded in bytes and time, then validated in one step.
+"""The schema of each route's body, and the reading of bodies: bounded in bytes and time, then validated in one step.
 
-``/docs`` shows the schemas. The raw bytes are validated without decoding them first: a decoded string could hold half a
-character (a lone surrogate), which would fail later, when it is written. ``client_of`` returns whose request it is, for
-the limits that clients share.
+``/docs`` shows the schemas. The raw bytes are validated without decoding them first, because a decoded string could
+contain a lone surrogate (half a character), which would fail later in the response. ``client_of`` identifies the client
+of a request, for the limits that clients share.
 """
 
 import asyncio
@@ -19,20 +19,22 @@ from cloze.serve.errors import DeadlineError, InvalidRequestError, OverloadedErr
 from cloze.serve.queue import FairShare
 from cloze.serve.settings import Limits
 
-# ``fail_fast``: validation stops at the first bad item of a list, since a body has room for a million of them.
+# ``fail_fast``: validation stops at the first bad item of a list, because a body may contain a million of them.
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Ids = Annotated[list[int], Field(fail_fast=True)]
 
-Name = Annotated[str | None, Field(default=None, max_length=200, description="A model or an adapter; see /v1/models.")]
+Name = Annotated[
+    str | None, Field(default=None, max_length=200, description="The name of a model or adapter; see /v1/models.")
+]
 Texts = Annotated[str | Strings, Field(description="One text, or several.")]
 Top = Annotated[int, Field(ge=1, le=100)]
 Layer = Annotated[int, Field(ge=-1000, le=1000)]
-# The states of all of them are in memory at once; a large BERT has 25, embeddings included.
+# The states of all requested layers are in memory at once; a large BERT has 25, including the embeddings.
 Layers = Annotated[list[Layer], Field(max_length=32, fail_fast=True)]
 
 
 class Form(BaseModel):
-    """Base of our own routes' bodies: unknown keys are rejected, and types are not converted."""
+    """Base class for the bodies of cloze's own routes: unknown keys are rejected, and types are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -40,21 +42,21 @@ class Form(BaseModel):
 
 
 class EmbedForm(Form):
-    """Texts, or pairs of texts, to be turned into vectors."""
+    """Embed texts, or pairs of texts, as vectors."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["a ship at sea", "a boat"]}]})
 
     texts: Texts
-    pairs: Texts | None = Field(default=None, description="A second text for each.")
+    pairs: Texts | None = Field(default=None, description="The second text of each pair.")
     pooling: str | None = Field(
         default=None, max_length=20, description="cls, mean, max, mean_max, mean_words or pooler."
     )
-    layer: Layer | Layers = Field(default=-1, description="Of several, the mean.")
-    long_texts: LongTexts = Field(default="cut", description="What becomes of texts beyond the model's length.")
+    layer: Layer | Layers = Field(default=-1, description="The layer to pool; several are averaged.")
+    long_texts: LongTexts = Field(default="cut", description="How texts beyond the maximum length are handled.")
 
 
 class RerankForm(Form):
-    """A query, and texts to be ordered by how near they are to it."""
+    """Rank texts by similarity to a query."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"query": "a ship at sea", "texts": ["a boat", "the stock market"]}]}
@@ -66,26 +68,26 @@ class RerankForm(Form):
 
 
 class FillForm(Form):
-    """Texts with [MASK] where words are to be filled in."""
+    """Fill the [MASK] blanks of texts."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"texts": "He shook his [MASK]."}]})
 
     texts: Texts
     top: Top = 5
-    joint: bool = Field(default=False, description="Fill the blanks of a text together, by words that fit each other.")
+    joint: bool = Field(default=False, description="Fill the blanks of a text jointly, by words that fit each other.")
 
 
 class ClassifyForm(Form):
-    """Texts, or pairs of texts, to be labelled or rated."""
+    """Label or rate texts, or pairs of texts."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["It was the best of times."]}]})
 
     texts: Texts
-    pairs: Texts | None = Field(default=None, description="A second text for each.")
+    pairs: Texts | None = Field(default=None, description="The second text of each pair.")
 
 
 class TagForm(Form):
-    """Texts, or sentences as lists of words, to be tagged."""
+    """Tag the words of texts, or of sentences given as lists of words."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["Mr. Darcy left London."]}]})
 
@@ -93,7 +95,7 @@ class TagForm(Form):
 
 
 class AnswerForm(Form):
-    """A question, and a text in which the answer may stand."""
+    """Find the answer to a question in a text."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"question": "Who left?", "context": "Mr. Darcy left London."}]}
@@ -105,7 +107,7 @@ class AnswerForm(Form):
 
 
 class ChooseForm(Form):
-    """A prompt, and options of which one fits."""
+    """Choose which of several options fits a prompt."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"prompt": "He opened the door", "options": ["and went in.", "of green."]}]}
@@ -116,13 +118,13 @@ class ChooseForm(Form):
 
 
 class CorrectForm(Form):
-    """Texts to be corrected."""
+    """Correct mistakes in texts."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["He opened teh door."]}]})
 
     texts: Texts
     threshold: Annotated[float | None, Field(ge=0, le=1)] = Field(
-        default=None, description="How sure a correction must be; left out, as it suits the model."
+        default=None, description="Minimum confidence of a correction; by default, as suits the model."
     )
     protected: Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=100, fail_fast=True)] = Field(
         default=[], description="Words that are never changed."
@@ -130,7 +132,7 @@ class CorrectForm(Form):
 
 
 class ScoreForm(Form):
-    """Texts of which is asked how likely they are: each token is masked in turn."""
+    """Score how likely texts are, by masking each token in turn."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["He shook his head."]}]})
 
@@ -139,7 +141,7 @@ class ScoreForm(Form):
 
 
 class FollowsForm(Form):
-    """Texts, and for each a second one that may follow it."""
+    """Predict how likely the second text of each pair follows the first."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"texts": ["He opened the door."], "pairs": ["The room was empty."]}]}
@@ -150,23 +152,23 @@ class FollowsForm(Form):
 
 
 class TokenizeForm(Form):
-    """Texts, or pairs of texts, to be shown as the model reads them."""
+    """Tokenize texts, or pairs of texts."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["unbelievable"]}]})
 
     texts: Texts
-    pairs: Texts | None = Field(default=None, description="A second text for each.")
+    pairs: Texts | None = Field(default=None, description="The second text of each pair.")
 
 
 class OpenAIForm(BaseModel):
-    """OpenAI's request for embeddings. Keys that mean nothing here are let pass, as its clients expect."""
+    """OpenAI's request for embeddings; keys that have no meaning here are ignored, as its clients expect."""
 
     model_config = ConfigDict(
         extra="ignore", strict=True, json_schema_extra={"examples": [{"model": None, "input": "a ship at sea"}]}
     )
 
     input: str | Strings | Ids | Annotated[list[Ids], Field(fail_fast=True)] = Field(
-        description="Texts, or texts as ids of tokens."
+        description="Texts, or texts as lists of token ids."
     )
     model: Name
     encoding_format: Literal["float", "base64"] | None = None
@@ -174,13 +176,13 @@ class OpenAIForm(BaseModel):
 
 
 class EncodeForm(BaseModel):
-    """The request of bert-as-service's HTTP server."""
+    """Embed texts, with the request format of bert-as-service's HTTP server."""
 
     model_config = ConfigDict(
         extra="ignore", strict=True, json_schema_extra={"examples": [{"id": 1, "texts": ["hello world"]}]}
     )
 
-    id: int | Annotated[str, Field(max_length=1000)] | None = Field(default=None, description="Given back as it is.")
+    id: int | Annotated[str, Field(max_length=1000)] | None = Field(default=None, description="Returned unchanged.")
     texts: Strings | Annotated[list[Strings], Field(fail_fast=True)]
     is_tokenized: bool = False
     model: Name
@@ -188,16 +190,16 @@ class EncodeForm(BaseModel):
 
 AnyForm = TypeVar("AnyForm", bound=BaseModel)
 
-# Maximum mistakes of one body that are reported singly. Lists stop at their first (``fail_fast`` above), so that only
-# unknown keys can exceed it.
+# Maximum number of mistakes of one body for which an error object is created. Lists stop at their first mistake
+# (``fail_fast``), so only unknown keys can exceed it.
 MOST_REPORTED = 100
 
 
 def client_of(scope: Scope) -> str:
-    """Return whose request this is: the address it comes from; of IPv6, the network, since a host has all of its /64.
+    """Return the client of a request: its IPv4 address or its IPv6 network (/64), since a host may use all of a /64.
 
-    Behind a balancer on this host, or on one that FORWARDED_ALLOW_IPS names, uvicorn puts the address that
-    X-Forwarded-For tells in its place.
+    Behind a load balancer on this host, or on one that FORWARDED_ALLOW_IPS names, uvicorn replaces the address by that
+    of X-Forwarded-For.
     """
     host = str((scope.get("client") or ("",))[0])
     if ":" not in host:
@@ -210,7 +212,7 @@ def client_of(scope: Scope) -> str:
 
 
 class Bodies:
-    """Reads request bodies; the total size of those in memory is bounded as well, and shared fairly by clients."""
+    """Reads request bodies. Their total size in memory is bounded as well, and shared fairly among clients."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits, self._held = limits, FairShare(limits.held)
@@ -219,7 +221,7 @@ class Bodies:
         """Read and validate the body of a request.
 
         Raises:
-            ServiceError: The body is too large, too slow, or not valid.
+            ServiceError: The body is too large, too slow or not valid.
         """
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > self._limits.body:
@@ -239,7 +241,7 @@ class Bodies:
                 if size + len(part) > self._limits.body:
                     raise self._too_large()
                 if not self._held.has_room(client, len(part)):
-                    raise OverloadedError("too many bodies are on their way; try again in 1 s", retry_after=1)
+                    raise OverloadedError("too many bodies are being received; try again in 1 s", retry_after=1)
                 size += len(part)
                 self._held.add(client, len(part))
                 parts.append(part)
@@ -261,7 +263,7 @@ def check(body: bytes, form: type[AnyForm]) -> AnyForm:
 
 def explain(error: ValidationError, form: type[BaseModel]) -> str:
     """Return one line that describes the first mistake."""
-    if (count := error.error_count()) > MOST_REPORTED:  # ``errors()`` would make a dictionary of each
+    if (count := error.error_count()) > MOST_REPORTED:  # ``errors()`` would create a dictionary for each
         return f"the body: {count} mistakes, most of them unknown keys; known are {', '.join(form.model_fields)}"
     first = error.errors(include_input=False, include_url=False)[0]
     if not first["loc"] or first["type"] == "json_invalid":

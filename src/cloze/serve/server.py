@@ -1,12 +1,13 @@
-"""The ASGI app and the server that runs it: routers, timeouts for slow clients, and a graceful shutdown.
+"""The ASGI app and the server that runs it, with timeouts for slow clients and a graceful shutdown.
 
-``make_app`` joins the routers and wraps them in the access middleware. ``serve`` loads the models, listens until a
+``make_app`` combines the routers and wraps them in the access middleware. ``serve`` loads the models, listens until a
 signal arrives, answers every accepted request and returns.
 """
 
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -29,19 +30,23 @@ from cloze.serve.service import Service, add_error_handlers
 from cloze.serve.settings import ServiceSettings
 
 ROUTERS = (routes.router, routes.compat_router, pages.router)
-# Seconds for the model threads to end after the last response: abandoned work ends after one forward pass.
+# Seconds for the model threads to end after the last response. Abandoned work ends after the current forward pass.
 DRAIN_SECONDS = 4.0
-# Seconds after which a thread must release the GIL. The model thread needs it briefly between operations; with the
-# default of 5 ms it would wait longer than many operations take whenever the event loop is busy.
+# Seconds after which a thread must release the GIL. The model thread needs the GIL briefly between operations; with the
+# default of 5 ms, it would often wait longer for a busy event loop than an operation takes.
 SWITCH_INTERVAL = 0.0005
 BACKLOG = 2048
+# Open connections per request in flight: most of them are kept alive and idle.
+CONNECTIONS_PER_REQUEST = 2
+# Descriptors besides those of connections: files, the listener, and connections that are being closed.
+OTHER_FILES = 100
 # Seconds after a signal in which requests are still accepted, each response closing its connection: requests that
 # clients have sent may not have been read yet.
 GRACE = 0.5
 
 
 def make_app(service: Service) -> AccessMiddleware:
-    """Build the ASGI app of a service; its lifespan starts the model threads and waits for them at the end."""
+    """Build the ASGI app of a service. Its lifespan starts the model threads and waits for them at shutdown."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 (the signature of a lifespan)
@@ -54,7 +59,7 @@ def make_app(service: Service) -> AccessMiddleware:
         title="cloze",
         version=__version__,
         description="BERT models behind HTTP.",
-        docs_url=None,  # FastAPI's page loads scripts from another host
+        docs_url=None,  # FastAPI's own page loads scripts from another host
         redoc_url=None,
         lifespan=lifespan,
     )
@@ -74,12 +79,12 @@ class Server(uvicorn.Server):
         self._service, self._on_start = service, on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and report the port."""
+        """Start listening, and report the port."""
         await super().startup(sockets)
         self._on_start(self.servers[0].sockets[0].getsockname()[1])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Announce the shutdown to load balancers and clients, answer requests already sent, then stop."""
+        """Announce the shutdown to load balancers and clients, answer the requests already sent, then stop."""
         self._service.draining = True
         await asyncio.sleep(GRACE)
         await super().shutdown(sockets)
@@ -110,10 +115,10 @@ def serve(
     Args:
         settings: Models, address, key and limits.
         device: The device of the models.
-        precision: The precision of the models; by default auto (int8 where it is near enough) on a CPU, else fp32.
+        precision: The precision of the models; by default auto on a CPU (int8 if it is accurate enough), else fp32.
         paragraphs: Returns texts to compare int8 and float32 on, for auto.
-        say: Receives a line for each model whose precision was chosen.
-        on_start: Called with the port once the service listens.
+        say: Receives a line for each model whose precision was chosen automatically.
+        on_start: Called with the port as soon as the service listens.
     """
     metrics = Metrics()
     # Bind before loading the models, so that a port in use is reported at once.
@@ -124,14 +129,29 @@ def serve(
         sys.setswitchinterval(SWITCH_INTERVAL)
         Server(_config(service), service, on_start).run(sockets=[listener])
     if not service.ended:
-        logging.getLogger("cloze.serve").error("a model is still computing; what it was asked is lost")
+        logging.getLogger("cloze.serve").error("a model is still computing; its requests are lost")
         logging.shutdown()
         os._exit(1)  # a normal exit while a thread is inside PyTorch would end in SIGABRT
 
 
+def allow_connections(requests: int) -> int:
+    """Return how many connections to keep open for so many requests in flight; raise the limit of open files to it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS_PER_REQUEST * requests + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        wanted = soft
+    return max(1, wanted - OTHER_FILES)
+
+
 def _config(service: Service) -> uvicorn.Config:
     timeout = service.settings.limits.timeout
-    patience = {"headers_within": min(timeout, TimeoutProtocol.headers_within), "read_within": timeout}
+    patience = {
+        "headers_within": min(timeout, TimeoutProtocol.headers_within),
+        "read_within": timeout,
+        "most_connections": allow_connections(service.settings.limits.connections),
+    }
     return uvicorn.Config(
         make_app(service),
         http=type("Connection", (TimeoutProtocol,), patience),
@@ -148,7 +168,7 @@ def _config(service: Service) -> uvicorn.Config:
 
 
 def _configure_logging() -> None:
-    """Log failures with times and tracebacks, and nothing that single requests can cause."""
+    """Log failures with times and tracebacks, but no messages that clients can cause at will."""
     # Truncation is reported in each response; a log line for each would let clients fill the disk.
     logging.getLogger("cloze").setLevel(logging.ERROR)
     handler = logging.StreamHandler()
@@ -159,7 +179,7 @@ def _configure_logging() -> None:
 
 def _bind(host: str, port: int) -> socket.socket:
     try:
-        host.encode("idna")  # the socket itself would not be closed over a name that cannot be one
+        host.encode("idna")  # checked first: create_server would leak its socket on an invalid name
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:

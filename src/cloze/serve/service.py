@@ -38,17 +38,17 @@ _ERROR = {
         "error": {"type": "object", "properties": {"type": {"type": "string"}, "message": {"type": "string"}}}
     },
 }
-# Statuses that any route may return, for the OpenAPI description, from which clients are generated.
+# Error statuses of every route, for the OpenAPI description, from which clients can be generated.
 STATUSES = {
-    400: "Not of this form, or not to be done by this model.",
-    401: "A key is needed.",
-    403: "A page of another site asks.",
-    404: "No such model.",
-    408: "Not in time.",
-    413: "Beyond a limit.",
-    421: "For a host that this is not.",
-    429: "Too much is waiting; see Retry-After.",
-    503: "The model failed on it.",
+    400: "The body is not valid, or the model does not support the operation.",
+    401: "The key is missing or wrong.",
+    403: "The request comes from a page of another site.",
+    404: "There is no such model.",
+    408: "The body did not arrive or the result was not ready in time.",
+    413: "The request exceeds a limit.",
+    421: "The request is for a host name that this service does not trust.",
+    429: "The service is overloaded; see Retry-After.",
+    503: "The model failed on this input.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": why, "content": {"application/json": {"schema": _ERROR}}}
@@ -119,7 +119,7 @@ class Service:
         return ServiceResult(served, await self._wait(request, served.batcher, job), usage)
 
     def check_size(self, parts: Sequence[Sequence[Sized]]) -> int:
-        """Check the number of texts and their characters (or ids) against the limits, and return the latter."""
+        """Check the number of texts and of their characters (or ids) against the limits; return the latter."""
         limits = self.settings.limits
         texts = sum(map(len, parts))
         if not texts:
@@ -137,9 +137,9 @@ class Service:
         return characters
 
     def check_proposals(self, texts: Sequence[str], top: int, *, joint: bool) -> None:
-        """Check the number of proposed words against the limit."""
+        """Check the number of words in the response against the limit."""
         limit = self.settings.limits.proposals
-        # Blanks that are filled jointly are returned as whole texts, ``top`` of them.
+        # Joint filling returns ``top`` whole texts.
         words = sum(count_blanks(text) + (len(text) // CHARACTERS_PER_WORD if joint else 0) for text in texts)
         if words * top > limit:
             raise TooLargeError(
@@ -148,14 +148,14 @@ class Service:
             )
 
     async def _wait(self, request: Request, batcher: Batcher, job: Job) -> list[Any]:
-        """Wait for a job's results, its deadline or the client's disconnect, whichever comes first."""
+        """Wait for the results of a job, its deadline or the disconnection of the client, whichever comes first."""
         results = asyncio.wrap_future(job.future)
         disconnect = asyncio.ensure_future(_disconnected(request))
         either: list[asyncio.Future[Any]] = [results, disconnect]
         try:
             remaining = job.deadline - time.monotonic()
             done, _ = await asyncio.wait(either, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
-            # The model thread may notice first that the deadline has passed.
+            # The model thread may notice a passed deadline before this coroutine does.
             abandoned = results in done and (results.cancelled() or isinstance(results.exception(), AbandonedError))
             if results in done and not abandoned:
                 return results.result()
@@ -163,7 +163,7 @@ class Service:
             if disconnect in done:
                 raise ClientGoneError
             timeout = self.settings.limits.timeout
-            raise DeadlineError(f"no answer within {timeout:g} s; send less at a time, or try again")
+            raise DeadlineError(f"no answer within {timeout:g} s; send fewer texts per request, or try again")
         finally:
             disconnect.cancel()
             if not job.future.done():
@@ -184,10 +184,10 @@ def add_post_route(router: APIRouter, path: str, form: type[Body], handler: Hand
     Args:
         router: The router.
         path: The path of the route.
-        form: The schema of the body. It is added to the OpenAPI description here, since FastAPI does not see it: the
-            body is read and validated by ``Bodies``.
+        form: The schema of the body. It is added to the OpenAPI description here, because ``Bodies`` reads and
+            validates the body instead of FastAPI.
         handler: Computes the result, which may be a ``Response``.
-        tag: The section of the description.
+        tag: The section of the OpenAPI description.
     """
 
     async def endpoint(request: Request) -> Response:
@@ -216,7 +216,7 @@ def add_post_route(router: APIRouter, path: str, form: type[Body], handler: Hand
 
 
 def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a JSON response; values that are not finite, which JSON does not have, become null."""
+    """Return a JSON response; numbers that are not finite become null, since JSON cannot represent them."""
     return Response(to_json(value, inf_nan_mode="null"), headers=headers, media_type="application/json")
 
 
@@ -240,16 +240,16 @@ def add_error_handlers(app: FastAPI) -> None:
     async def missing(request: Request, error: Exception) -> Response:  # noqa: ARG001 (the handler's signature)
         assert isinstance(error, HTTPException)
         kind, message = {
-            404: ("not_found", "there is nothing at this path; /docs tells what there is"),
-            405: ("method_not_allowed", "this path takes another method; /docs tells which"),
+            404: ("not_found", "there is nothing at this path; /docs lists all routes"),
+            405: ("method_not_allowed", "this path does not support this method; see /docs"),
         }.get(error.status_code, ("invalid_request", str(error.detail)[:200]))
         return _error(error.status_code, kind, message, error.headers)
 
     async def gone(request: Request, error: Exception) -> Response:  # noqa: ARG001 (the handler's signature)
-        return Response(status_code=499)  # nobody receives it, but it is counted in the metrics
+        return Response(status_code=499)  # the client is gone, but the metrics count it
 
     async def broken(request: Request, error: Exception) -> Response:  # noqa: ARG001 (the handler's signature)
-        return _error(500, "internal", "a defect of cloze; the log tells more")
+        return _error(500, "internal", "a bug in cloze; see the log of the service")
 
     for kind, handler in {
         ServiceError: refused,

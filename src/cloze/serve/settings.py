@@ -21,23 +21,23 @@ class Limits:
     """Limits per request and for all requests together; beyond each, a request gets a specific 4xx error."""
 
     body: int = 2_000_000
-    """Bytes of one request's body."""
+    """Maximum size of a request body in bytes."""
     inputs: int = 2048
-    """Texts of one request."""
+    """Maximum number of texts per request."""
     characters: int = 400_000
-    """Characters of all texts of one request."""
+    """Maximum number of characters per request, over all its texts."""
     proposals: int = 100_000
-    """Words that one answer of /fill may hold: of each blank, as many as are asked for."""
+    """Maximum number of words in a response of /fill: the number of blanks times the requested number per blank."""
     queue: int = 65_536
-    """Tokens that may wait; what comes then is told to come back later."""
+    """Maximum number of waiting tokens; further requests are rejected with status 429."""
     patience: float = 5.0
-    """Longest expected wait in seconds, at the current speed; further requests get 429."""
+    """Maximum expected wait in seconds at the current throughput; further requests are rejected with status 429."""
     batch: int = 1024
-    """Tokens of one forward pass."""
+    """Maximum number of tokens per forward pass."""
     timeout: float = 30.0
-    """Seconds until a request is given up, and for a client to send one or to read its answer."""
+    """Time limit in seconds for computing a response, for receiving a request and for sending a response."""
     connections: int = 1000
-    """Requests in flight; more are told to come back later."""
+    """Maximum number of requests in progress; further ones are rejected with status 429."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -46,13 +46,13 @@ class Limits:
 
     @property
     def held(self) -> int:
-        """Return the maximum bytes of all bodies being received: slow clients must not fill the memory."""
+        """Return the maximum bytes of all bodies being received, so that slow clients cannot fill the memory."""
         return 32 * self.body
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """A service: its models and adapters by name, its address, and who may use it."""
+    """Settings of a service: its models and adapters by name, its address, access control and limits."""
 
     models: Mapping[str, str]
     adapters: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def is_local(host: str) -> bool:
 
 
 def default_models() -> list[str]:
-    """Return the models that are served if none is named: the shipped model."""
+    """Return the models to serve by default: the shipped model."""
     folder = shipped_folder(SHIPPED_MODEL)
     if folder is None or not folder.is_dir():
         raise ConfigError("no model to serve; name one or more model folders: cloze serve FOLDER")
@@ -102,13 +102,13 @@ def default_models() -> list[str]:
 
 
 def name_models(folders: list[str]) -> dict[str, str]:
-    """Name each model as given (NAME=DIR), or after its folder: after the run for "runs/authors/model"."""
+    """Name each model as given (NAME=DIR), or after its folder; "runs/authors/model" is named after the run."""
     if not folders:
         folders = default_models()
     named: dict[str, str] = {}
     for word in folders:
         given, equals, folder = word.partition("=")
-        if not equals or Path(word).exists():  # a folder may have such a name
+        if not equals or Path(word).exists():  # the name of a folder may contain "="
             given, folder = "", word
         elif not (_NAME.fullmatch(given) and folder):
             raise ConfigError(f"{word!r}; NAME=DIR was expected, with a name of letters, digits, '.', '_' and '-'")

@@ -1,9 +1,9 @@
 """Tokenize the inputs of a request before they are queued, in a bounded pool of threads beside the event loop.
 
-There are two cases. Where the operation takes whole texts (embed, fill, classify), each text is tokenized once, here:
-what is queued is the text together with its token sequences. Where the operation splits its texts itself (tag, answer,
-choose, correct, score, follows, inspect), the texts are queued unchanged, and their tokens are only counted. The counts
-are what the queue is bounded by.
+There are two cases. If the operation takes whole texts (embed, fill, classify), each text is tokenized once, here, and
+is queued together with its token sequences. If the operation splits its texts itself (tag, answer, choose, correct,
+score, follows, inspect), the texts are queued unchanged and their tokens are only counted. The queue is bounded by
+these counts.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ from cloze.tasks.tagging.windows import split_characters
 if TYPE_CHECKING:
     from cloze.serve.models import ServedModel
 
-# Joint filling: how many times each blank is filled again, given the words chosen for the others.
+# Joint filling: how many times each blank is predicted again, given the words chosen for the others.
 ROUNDS = 2
-# Requests of at most this many characters are tokenized on the event loop: handing them to a thread takes longer.
+# Requests of at most this many characters are tokenized in the event loop, because using a thread would take longer.
 INLINE_CHARACTERS = 500
 # Maximum number of characters that may wait for the threads.
 PENDING_CHARACTERS = 2_000_000
@@ -45,7 +45,7 @@ SPECIAL = 3  # [CLS] and two [SEP]
 
 @dataclass(frozen=True)
 class Usage:
-    """Token count of each input, how many inputs were truncated, and how many tokens of their texts are ``[UNK]``."""
+    """The number of tokens of each input, of truncated inputs, and of ``[UNK]`` tokens."""
 
     lengths: list[int]
     truncated: int
@@ -53,20 +53,20 @@ class Usage:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of all inputs."""
+        """Return the total number of tokens of all inputs."""
         return sum(self.lengths)
 
 
 @dataclass(frozen=True)
 class TokenizedInputs:
-    """Inputs in the form that the operation takes, and their token counts."""
+    """Inputs in the form that the operation expects, and their token counts."""
 
     inputs: Sequence[Any]
     usage: Usage
 
 
 class TokenizerPool:
-    """Two threads that tokenize, and a limit on the characters that wait for them, shared fairly by clients."""
+    """Two threads that tokenize, and a limit on the characters waiting for them, shared fairly among clients."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
@@ -77,19 +77,19 @@ class TokenizerPool:
         """Call a function that tokenizes, in a thread unless its input is short.
 
         Args:
-            client: Whose request it is.
-            characters: Size of its input.
+            client: The client of the request.
+            characters: The size of its input.
             function: The function to call.
-            *arguments: Its arguments.
+            *arguments: The arguments of the function.
 
         Raises:
-            OverloadedError: Too many characters wait for the threads already.
+            OverloadedError: Too many characters are waiting for the threads.
         """
         start = time.monotonic()
         if characters <= INLINE_CHARACTERS:
             result = function(*arguments)
         elif not self._pending.has_room(client, characters):
-            raise OverloadedError("too many texts wait to be read; try again in 1 s", retry_after=1)
+            raise OverloadedError("too many texts wait for tokenization; try again in 1 s", retry_after=1)
         else:
             self._pending.add(client, characters)
             try:
@@ -105,7 +105,7 @@ class TokenizerPool:
 
 
 def task_kind(operation: str) -> TaskKind | None:
-    """Return the first kind of task that has this operation; None if every model has it, such as embed."""
+    """Return the first kind of task with this operation; None for operations of every model, such as embed."""
     return next((kind for kind in labelled_kinds() if kind.operation == operation), None)
 
 
@@ -155,7 +155,7 @@ def _tokenize_texts(served: "ServedModel", inputs: Sequence[Any], long_texts: Lo
 
 
 def _tokenize_blanks(served: "ServedModel", texts: Sequence[str], options: Mapping[str, Any]) -> TokenizedInputs:
-    """Tokenize texts with blanks; filling several blanks jointly takes several forward passes."""
+    """Tokenize texts with blanks; joint filling counts the tokens of each of its forward passes."""
     sequences = read_blanks(served.tokenizer, texts, options["top"])
     lengths = [len(sequence.ids) for sequence in sequences]
     if options["joint"]:
@@ -167,7 +167,10 @@ def _tokenize_blanks(served: "ServedModel", texts: Sequence[str], options: Mappi
 
 
 def _count_tagged(served: "ServedModel", inputs: Sequence[Any], *, worded: bool) -> list[int]:
-    """Count the tokens of texts, or of sentences given as words; long ones are split into half-overlapping windows."""
+    """Count the tokens of texts, or of sentences given as words.
+
+    Long ones count twice, because they are split into half-overlapping windows.
+    """
     tokenizer = served.tokenizer
     if served.by_characters and not worded:
         inputs, worded = [split_characters(text)[0] for text in inputs], True
@@ -190,10 +193,10 @@ def _count_unknown(served: "ServedModel", parts: Sequence[Sequence[str]]) -> int
 
 
 def _count_input(served: "ServedModel", kind: TaskKind | None, counts: Sequence[int]) -> tuple[int, bool]:
-    """Count the tokens of one input whose texts have these token counts; also return whether it is truncated."""
+    """Return the number of tokens of one input, given those of its texts, and whether it is truncated."""
     length = sum(counts) + SPECIAL - (len(counts) == 1)
     if kind is not None and kind.inputs == "question":
         return count_windows(served.tokenizer, *counts)
-    # Each option is a sequence of its own, together with the prompt.
+    # Each option forms a separate sequence together with the prompt.
     limit = served.longest * (len(counts) // 2 if kind is not None and kind.inputs == "options" else 1)
     return min(length, limit), length > limit

@@ -1,12 +1,12 @@
-"""Simple models that a fine-tuned one has to beat: fitted on the same training rows, scored on the same dev rows.
+"""Simple baselines that a fine-tuned model should beat: fitted on the same training rows, scored on the same dev rows.
 
-Every kind of task may have two (``TaskKind.baseline`` and ``TaskKind.floor``): one that learns from the words (TF-IDF
-with logistic or ridge regression, the most frequent tag per word, overlapping words), and one that does not look at
-the texts (the majority label, the mean, chance). The stronger one by the main metric is what a run is compared with, by
-a paired bootstrap over the dev rows.
+Every kind of task may have two (``TaskKind.baseline`` and ``TaskKind.floor``). One learns from the words (TF-IDF with
+logistic or ridge regression, the most frequent tag per word, overlapping words). The other ignores the texts (the
+majority label, the mean, chance). A run is compared with the better one, by the main metric, with a paired bootstrap
+over the dev rows. Text vectors are compared with those of TF-IDF.
 
 Time is bounded: at most 20,000 training rows, 5,000 characters per text and 50,000 features are used. scikit-learn is
-imported when it is used.
+imported only when it is used.
 
 Dimensions: N rows, F features.
 """
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
     from cloze.progress import Progress
     from cloze.tasks.registry import TaskData
     from cloze.tasks.reports import Evaluation
+    from cloze.tasks.similarity.kind import QuestionAnswers, ScoredPairs
 
 MOST_ROWS = 20_000
-_MOST_CHARACTERS = 5_000  # of a text
+_MOST_CHARACTERS = 5_000  # per text
 _MOST_FEATURES = 50_000
 _MOST_WEIGHTS = 2_000_000  # features times labels
 _MOST_STEPS = 200
-# Weak regularization: rows of TF-IDF have length 1, and the default of 1 underfits a few hundred of them.
+# Weak regularization: TF-IDF rows have length 1, and the default of 1 underfits a few hundred of them.
 _INVERSE_REGULARIZATION = 10.0
-# Below this share of whitespace, a text is written without spaces between words, as Chinese is.
+# Texts with a smaller fraction of whitespace are written without spaces between words, as Chinese is.
 _WHITESPACE = 0.05
 _TOKEN = r"[^\W_]+|[^\w\s]"
 # A Chinese character, another word, or a punctuation mark.
@@ -52,7 +53,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Baseline:
-    """A fitted baseline: its name, and what the metrics need of its prediction for each dev row."""
+    """A fitted baseline: its name, and its predictions for the dev rows as scores per row."""
 
     name: str
     rows: RowScores
@@ -64,12 +65,12 @@ class Baseline:
 
     @property
     def main(self) -> float:
-        """The score by the main metric."""
+        """The score in the main metric."""
         return next(iter(self.metrics.values()))
 
 
 def fit_baselines(data: "TaskData") -> list[Baseline]:
-    """Fit the baselines of a task on its training rows and score them on its dev rows, the strongest first."""
+    """Fit the baselines of a task on its training rows and score them on its dev rows, best first."""
     train = sample_rows(data.train)
     fitters = [fit for fit in (data.kind.baseline, data.kind.floor) if fit is not None]
     found = [fit(train, data.dev, data.labels, data.metrics) for fit in fitters]
@@ -77,7 +78,7 @@ def fit_baselines(data: "TaskData") -> list[Baseline]:
 
 
 def sample_rows(examples: AnyExamples) -> AnyExamples:
-    """Return at most 20,000 rows, drawn at random from a fixed seed."""
+    """Return at most 20,000 rows, sampled with a fixed seed."""
     if len(examples) <= MOST_ROWS:
         return examples
     chosen = np.random.default_rng(_SEED).choice(len(examples), MOST_ROWS, replace=False)
@@ -85,15 +86,15 @@ def sample_rows(examples: AnyExamples) -> AnyExamples:
 
 
 def compare(evaluation: "Evaluation", baselines: Sequence[Baseline]) -> dict[str, Any] | None:
-    """Compare an evaluation with the strongest baseline on the same rows.
+    """Compare an evaluation with the best baseline on the same rows.
 
     Args:
-        evaluation: The scores of the model.
-        baselines: Those of the baselines, the strongest first.
+        evaluation: The evaluation of the model.
+        baselines: The baselines, best first.
 
     Returns:
-        What ``eval_results.json`` has under ``baseline``: name, scores, their 95 % intervals, by how much the model is
-        ahead in the main metric, and the scores of the other baselines. None without a baseline or scores of rows.
+        The entry ``baseline`` of ``eval_results.json``: name, scores, their 95 % intervals, the model's lead in the
+        main metric, and the scores of the other baselines. None without a baseline or without scores per row.
     """
     if not baselines or evaluation.rows is None:
         return None
@@ -111,7 +112,7 @@ def compare(evaluation: "Evaluation", baselines: Sequence[Baseline]) -> dict[str
 def baseline_scores(
     evaluation: "Evaluation", fit: Callable[[], Sequence[Baseline]], progress: "Progress"
 ) -> dict[str, Any] | None:
-    """Fit baselines and compare; if that fails, report it in one line, since the trained model must not be lost."""
+    """Fit baselines and compare; report a failure in one line instead of raising it, so that the model is not lost."""
     try:
         return compare(evaluation, fit())
     except Exception as error:
@@ -121,7 +122,7 @@ def baseline_scores(
 
 
 def compare_with_floor(evaluation: "Evaluation", floor: Baseline | None) -> dict[str, Any] | None:
-    """Compare with a floor that was computed on the scored rows themselves, where there are no training rows."""
+    """Compare with a floor computed on the evaluated rows themselves, if there are no training rows."""
     return None if floor is None else compare(evaluation, [Baseline(f"{floor.name} of these rows", floor.rows)])
 
 
@@ -142,18 +143,18 @@ def fit_tfidf(
     labels: LabelSet | None,
     metrics: Sequence[str],
 ) -> Baseline:
-    """Fit a linear model on TF-IDF features."""
+    """Fit a linear model to TF-IDF features."""
     assert train.targets is not None
-    vectorizer = _fit_vectorizer(train, labels)
+    vectorizer = _fit_vectorizer([*train.texts, *(train.pairs or ())], 0 if labels is None else len(labels))
     features = [_text_features(rows, vectorizer) for rows in (train, dev)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a label without rows, a limit of steps: the baseline is as good as it is
+        warnings.simplefilter("ignore")  # labels without rows and unfinished optimization are fine for a baseline
         predictions = _fit_linear(targets, features[0], np.asarray(train.targets), features[1])
     return Baseline(_TEXT_BASELINES[targets], _text_rows(dev, predictions, labels, metrics))
 
 
 def _fit_linear(targets: TextTargets, train: Any, values: Any, dev: Any) -> list[Any]:
-    """Fit features to targets, (N,) or flags, and predict others."""
+    """Fit a linear model from features to targets, (N,) or flags, and predict the dev rows."""
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.multiclass import OneVsRestClassifier
 
@@ -166,12 +167,12 @@ def _fit_linear(targets: TextTargets, train: Any, values: Any, dev: Any) -> list
     return [tuple(map(float, row)) for row in predicted] if targets == "flags" else list(predicted.tolist())
 
 
-def _fit_vectorizer(train: LabelledTexts, labels: LabelSet | None) -> Any:
-    """Learn the words and pairs of words of the training rows; of text without spaces, characters up to three."""
+def _fit_vectorizer(texts: Sequence[str], labels: int = 0) -> Any:
+    """Learn the words and word pairs of the texts; for text without spaces, character n-grams up to three."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    texts = _shortened([*train.texts, *(train.pairs or ())])
-    most = min(_MOST_FEATURES, _MOST_WEIGHTS // max(1, 0 if labels is None else len(labels)))
+    texts = _shortened(texts)
+    most = min(_MOST_FEATURES, _MOST_WEIGHTS // max(1, labels))
     units: dict[str, Any] = {"analyzer": "char", "ngram_range": (1, 3)}
     if has_spaces(texts):
         units = {"token_pattern": _TOKEN, "ngram_range": (1, 2)}
@@ -179,7 +180,7 @@ def _fit_vectorizer(train: LabelledTexts, labels: LabelSet | None) -> Any:
 
 
 def _text_features(rows: LabelledTexts, vectorizer: Any) -> Any:
-    """Return TF-IDF, (N, F); of pairs, both sides, product and difference, and how similar they are."""
+    """Return TF-IDF features, (N, F); for pairs, those of both texts, product, difference and similarities."""
     from scipy.sparse import csr_array, hstack
 
     first = vectorizer.transform(_shortened(rows.texts))
@@ -200,7 +201,7 @@ def _length_ratios(rows: LabelledTexts) -> list[float]:
 
 
 def has_spaces(texts: Sequence[str]) -> bool:
-    """Return whether texts have spaces between words."""
+    """Return whether the texts have spaces between words."""
     spaces = sum(sum(map(str.isspace, text)) for text in texts)
     return spaces >= _WHITESPACE * sum(map(len, texts))
 
@@ -237,6 +238,16 @@ def fit_constant(
     return Baseline(name, _text_rows(dev, [value] * len(dev), labels, metrics))
 
 
+# -- vectors -----------------------------------------------------------------------------------------------------------
+
+
+def score_cosines(rated: "ScoredPairs | QuestionAnswers") -> Baseline:
+    """Score the cosines of TF-IDF vectors on rated pairs or on questions with answers; they need no training rows."""
+    vectorizer = _fit_vectorizer([*rated.firsts, *rated.seconds])
+    firsts, seconds = (vectorizer.transform(_shortened(texts)) for texts in (rated.firsts, rated.seconds))
+    return Baseline("TF-IDF cosine", rated.sparse_rows(firsts, seconds))
+
+
 # -- tags --------------------------------------------------------------------------------------------------------------
 
 
@@ -244,9 +255,9 @@ def fit_word_tags(
     train: TaggedSentences,
     dev: TaggedSentences,
     labels: LabelSet,
-    metrics: Sequence[str],  # noqa: ARG001 (the tags decide them)
+    metrics: Sequence[str],  # noqa: ARG001 (the tags determine them)
 ) -> Baseline:
-    """Predict the most frequent tag of each word; O, or else the most frequent tag of all, for an unseen word."""
+    """Predict each word's most frequent tag; for an unseen word O or, without O, the most frequent tag overall."""
     counts: dict[str, Counter[int]] = {}
     for words, tags in zip(train.words, train.targets, strict=True):
         for word, tag in zip(words, tags, strict=True):
@@ -262,7 +273,7 @@ def fit_one_tag(
     train: TaggedSentences,
     dev: TaggedSentences,
     labels: LabelSet,
-    metrics: Sequence[str],  # noqa: ARG001 (the tags decide them)
+    metrics: Sequence[str],  # noqa: ARG001 (the tags determine them)
 ) -> Baseline:
     """Predict the most frequent tag for every word."""
     ((tag, _),) = Counter(tag for row in train.targets for tag in row).most_common(1)
@@ -290,7 +301,7 @@ def fit_overlap(
     labels: LabelSet | None,  # noqa: ARG001 (options have no labels)
     metrics: Sequence[str],
 ) -> Baseline:
-    """Choose the option whose TF-IDF vector is the most similar to that of its prompt; the first of equals."""
+    """Choose the option whose TF-IDF vector is most similar to the prompt's; the first of equals."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     texts = _shortened([text for row in train.rows for text in row.texts])
@@ -322,10 +333,10 @@ def fit_window(
     labels: LabelSet | None,  # noqa: ARG001 (answers have no labels)
     metrics: Sequence[str],
 ) -> Baseline:
-    """Answer with the words that are the nearest to words of the question (after Richardson et al. 2013).
+    """Answer with the words of the context that are nearest to words of the question (after Richardson et al. 2013).
 
-    As many words are taken as the median training answer has. A stretch of the context scores the sum of one divided by
-    the distance to each word of the question; words of the question inside it count against it.
+    The answer has as many words as the median training answer. A window of the context scores, for each question word,
+    one divided by the distance to its nearest occurrence; question words inside the window lower the score.
     """
     lengths = [len(_WORD.findall(row.answers[0])) for row in train.rows if row.answers]
     size = max(1, int(np.median(lengths))) if lengths else 1
@@ -338,16 +349,16 @@ def answer_none(
     labels: LabelSet | None,  # noqa: ARG001
     metrics: Sequence[str],
 ) -> Baseline | None:
-    """Give no answer to any question; None where every question has one."""
+    """Give no answer to any question; None if every question has an answer."""
     has_none = not all(row.answers for row in dev.rows)
     return _answered("no answer", dev, [""] * len(dev), metrics) if has_none else None
 
 
 def _likely_window(row: Question, size: int) -> str:
-    """Return the stretch of ``size`` words in the context that is the nearest to words of the question."""
-    asked = {word.lower() for word in _WORD.findall(row.question) if word[0].isalnum()}
+    """Return the window of ``size`` words in the context that is nearest to words of the question."""
+    keywords = {word.lower() for word in _WORD.findall(row.question) if word[0].isalnum()}
     words = list(_WORD.finditer(row.context[:_MOST_CHARACTERS]))
-    found = [(place, word) for place, match in enumerate(words) if (word := match.group().lower()) in asked]
+    found = [(place, word) for place, match in enumerate(words) if (word := match.group().lower()) in keywords]
     best, answer = -1.0, ""
     for start in range(max(1, len(words) - size + 1) if words else 0):
         stop = min(start + size, len(words))
@@ -355,7 +366,7 @@ def _likely_window(row: Question, size: int) -> str:
             continue
         nearness: dict[str, float] = {}
         for place, word in found:
-            # An answer hardly repeats the question: a word of it inside counts against the stretch.
+            # An answer rarely repeats the question, so a question word inside the window counts against it.
             near = -1.0 if start <= place < stop else 1 / (start - place if place < start else place - stop + 1)
             nearness[word] = near if near < 0 else max(near, nearness.get(word, 0.0))
         if (total := sum(nearness.values())) > best:

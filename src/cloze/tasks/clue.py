@@ -1,12 +1,12 @@
-"""Tasks of CLUE (Xu et al. 2020) that are not labels of texts: idioms, multiple choice, entities, answers in texts.
+"""Tasks of CLUE (Xu et al. 2020) other than text classification: idioms, multiple choice, entities, question answering.
 
-Each is read from the folder that its archive unpacks (``chid_public``), from a folder that holds several of them, or
-from a file. The tasks with labels of texts or pairs are in ``classification.published``.
+Each is read from the folder that its archive unpacks to (``chid_public``), from a folder with several of these, or from
+a file. The tasks with labels of texts or pairs are in ``classification.published``.
 
-- ChID: passages with blanks ``#idiom000378#``, ten idioms to choose from, and the answers in a file of their own.
+- ChID: passages with blanks ``#idiom000378#``, ten candidate idioms, and the answers in a separate file.
 - C3: ``[[lines of the document], [{"question", "choice", "answer"}], id]``; dialogues (d) and mixed texts (m).
 - CLUENER: ``{"text", "label": {"name": {"叶老桂": [[9, 11]]}}}`` with the first and last character of each entity.
-- DRCD, CMRC 2018: the form of SQuAD.
+- DRCD, CMRC 2018: the format of SQuAD.
 """
 
 import logging
@@ -35,7 +35,7 @@ logger = logging.getLogger("cloze")
 
 Value = TypeVar("Value")
 
-# All of it, with the names that its folders have besides their own.
+# All tasks of CLUE, with the names that their folders may have.
 CLUE: dict[str, tuple[str, ...]] = {
     name: tuple(folder for one in (name, *others) for folder in clue_folders(one))
     for name, others in {
@@ -59,17 +59,17 @@ C3_PARTS = ("m", "d")
 
 _BLANK = re.compile("#idiom\\d+#")
 _THIS_BLANK, _OTHER_BLANK = "____", "……"
-# Characters of a passage on either side of a blank: with idiom and special tokens, 128 tokens.
+# Characters of a passage on either side of a blank; with idiom and special tokens, this is 128 tokens.
 _AROUND = 55
 
 
 def find_task_folder(name: str, folder: Path) -> Path:
-    """Return the folder of a task of CLUE inside one that holds several, or that itself."""
+    """Return the folder of a CLUE task: a subfolder of ``folder``, or ``folder`` itself."""
     return find_home(folder, CLUE[name])
 
 
 def has_splits(name: str, folder: Path) -> bool:
-    """Return whether the folder of a task is there, with files to train and to score on."""
+    """Return whether the task's folder exists and has training and dev files."""
     home = find_task_folder(name, folder)
     if home == folder:
         return False
@@ -88,7 +88,7 @@ def read_clue_squad(files: Mapping[str, str], source: Source, split: str, labels
 
 
 def read_other_clue_questions(files: Mapping[str, str], source: Source) -> list[PlacedTexts]:
-    """Return the questions of all splits but train and dev, as far as their files exist."""
+    """Return the questions of all splits other than train and dev whose files exist."""
     home = _at_home(source, source.task.lower())
     names = _squad_names(files, home)
     splits = [split for split in names if split not in ("train", "dev") and look_for(home.data, names[split])]
@@ -140,7 +140,7 @@ def _read_idiom_answers(path: Path) -> dict[str, Any]:
 
 
 def _blanks(record: Record) -> Iterator[Record]:
-    """Yield a record for each blank of a line's passages."""
+    """Yield a record for each blank in the passages of a line."""
     content = record.cells.get("content")
     passages = [content] if isinstance(content, str) else content
     if not isinstance(passages, list) or not all(isinstance(passage, str) for passage in passages):
@@ -168,7 +168,7 @@ def _idiom_choice(record: Record, answers: Mapping[str, Any], split: str) -> Cho
 
 
 def _read_c3(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
-    """Read a split of C3: one row per question; the document is the prompt, an option the question with a choice."""
+    """Read a split of C3: one row per question; the document is the prompt, an option is the question with a choice."""
     paths = _c3_files(source, split)
     records = chain.from_iterable(map(_c3_questions, paths))
     rows, skipped = _gather(records, lambda record: _c3_choice(record, split), paths[0], source.on_bad_row)
@@ -214,7 +214,7 @@ def _c3_choice(record: Record, split: str) -> Choice:
 
 
 def _read_cluener(source: Source, split: str, labels: LabelSet | None) -> Read:
-    """Read a split of CLUENER as characters with BIO tags; the test rows have none."""
+    """Read a split of CLUENER as characters with BIO tags; the test rows have no tags."""
     path = find_file(source, split, FILES)
     on_bad_row = source.on_bad_row or "stop"
     overlapping = 0
@@ -238,7 +238,7 @@ def _read_cluener(source: Source, split: str, labels: LabelSet | None) -> Read:
 
 
 def _entity_tags(record: Record, *, labelled: bool) -> tuple[str, list[str], int]:
-    """Return the text of a record, a tag per character, and how many entities overlap another."""
+    """Return the text of a record, a tag per character, and the number of dropped entities that overlap another."""
     text, entities = record.cells.get("text"), record.cells.get("label", None if labelled else {})
     if not isinstance(text, str) or not text.strip() or not isinstance(entities, dict):
         raise RowError(f"{record.place}: expected a text and " + 'a label such as {"name": {"叶老桂": [[9, 11]]}}')
@@ -258,8 +258,8 @@ def _entity_spans(record: Record, text: str, entities: Mapping[str, Any]) -> Ite
                 whole = isinstance(span, list) and len(span) == 2 and all(type(end) is int for end in span)
                 if not whole or not surface or text[max(0, span[0]) : span[1] + 1] != surface:
                     raise RowError(
-                        f"{record.place}: {name} {surface!r:.40} is at {span!r:.20}, where it does not stand; expected "
-                        "its first and last character, counted from 0"
+                        f"{record.place}: {name} {surface!r:.40} is at {span!r:.20}, but the text there differs; "
+                        "expected its first and last character, counted from 0"
                     )
                 yield span[0], span[1] + 1, name
 
@@ -267,7 +267,7 @@ def _entity_spans(record: Record, text: str, entities: Mapping[str, Any]) -> Ite
 def _gather(
     records: Iterable[Record], make: Callable[[Record], Value], path: Path, on_bad_row: OnBadRow | None
 ) -> tuple[list[Value], int]:
-    """Convert the valid records, and count the others."""
+    """Convert the valid records; return them with the number of invalid ones."""
     good: list[Value] = []
     skipped, problem = 0, ""
     for record in records:
@@ -278,8 +278,8 @@ def _gather(
                 raise
             skipped, problem = skipped + 1, problem or str(error)
     if not good:
-        told = f"all of its {skipped} rows are bad; the first: {problem}" if skipped else "it has no rows"
-        raise DataError(f"{path}: {told}")
+        reason = f"all of its {skipped} rows are bad; the first: {problem}" if skipped else "it has no rows"
+        raise DataError(f"{path}: {reason}")
     return good, skipped
 
 

@@ -1,15 +1,16 @@
-"""Comparisons of trainings: what a run keeps for them, and intervals over both rows and seeds.
+"""Comparisons of training runs: the scores that a run saves for them, and intervals over both rows and seeds.
 
-A run keeps its main score on every bootstrap resample of its dev rows (``resamples.json``, some 10 kB). Equally many
-rows are always resampled alike, so two runs on the same rows can be compared row by row at any later time, whatever the
-metric, without their predictions or models.
+A run saves its main score on every bootstrap resample of its dev rows (``resamples.json``, about 10 kB). Resamples
+depend only on the number of rows, so two runs on the same rows can later be compared row by row, with any metric,
+without their predictions or models.
 
-Rows and seeds: a mean over seeds varies because its dev rows are a sample, and because its seeds are. Its variance is
-estimated as the sum of both: the variance of the mean over the resamples, and the variance between the seeds divided
-by their number. The interval uses Student's t with the degrees of freedom of Satterthwaite (1946, "An approximate
-distribution of estimates of variance components"). Resampling the seeds as well (Owen 2007, "The pigeonhole bootstrap")
-would be too narrow: of three seeds, a bootstrap sees two thirds of the variance, and it has no t quantile. What
-depends on row and seed at once is in both terms, so that the interval is somewhat too wide rather than too narrow.
+Rows and seeds: a mean over seeds varies because its dev rows are a sample, and because its seeds are a sample. Its
+variance is estimated as the sum of two terms: the variance of the mean over the resamples, and the variance between the
+seeds divided by their number. The interval uses Student's t with the degrees of freedom of Satterthwaite (1946, "An
+approximate distribution of estimates of variance components"). Resampling the seeds as well (Owen 2007, "The pigeonhole
+bootstrap") would give intervals that are too narrow: with three seeds, a bootstrap sees two thirds of the variance, and
+it has no t quantile. An interaction of row and seed enters both terms, so the interval is slightly too wide rather than
+too narrow.
 
 Dimensions: R runs, S resamples.
 """
@@ -36,7 +37,7 @@ from cloze.tasks.intervals import (
 )
 
 FILE = "resamples.json"
-# The least values of metrics that can be negative; all others are 0 or more, and none exceeds 1.
+# Lower bounds of metrics that can be negative; all others are at least 0, and none exceeds 1.
 _LEAST = {"matthews": -1.0, "pearson": -1.0, "spearman": -1.0}
 
 
@@ -48,7 +49,7 @@ class Resamples:
     rows: int
     score: float
     values: Floats  # (S,)
-    content: str = ""  # fingerprint of the rows: others of the same number are not paired with them
+    content: str = ""  # fingerprint of the rows, so that other rows of the same number are not paired with them
 
     @classmethod
     def of(cls, rows: RowScores, metric: str, content: str = "") -> "Resamples":
@@ -58,7 +59,7 @@ class Resamples:
 
     @classmethod
     def read(cls, folder: Path) -> "Resamples | None":
-        """Read the resamples of a run; None if it has none, as those of version 0.1."""
+        """Read the resamples of a run; None if it has none, as runs of version 0.1."""
         path = folder / FILE
         if not path.is_file():
             return None
@@ -72,17 +73,17 @@ class Resamples:
         replace_json(folder / FILE, facts | {"values": values})
 
     def zeros(self) -> "Resamples":
-        """Return the resamples of a training on the same rows that diverged: it scores 0."""
+        """Return resamples for a training on the same rows that diverged, whose score is 0."""
         return replace(self, score=0.0, values=np.zeros_like(self.values))
 
     @property
     def interval(self) -> list[float]:
-        """The 95 % interval of the score over rows."""
+        """The score's 95 % interval over rows."""
         return percentiles(self.values)
 
 
 def write_resamples(rows: RowScores | None, metric: str, folder: Path, content: str = "") -> None:
-    """Write what comparisons with other runs need to a run's folder, if the evaluation has scores of rows.
+    """Write the resamples to a run's folder for later comparisons, if the evaluation has scores per row.
 
     Args:
         rows: The scores of the dev rows.
@@ -95,13 +96,13 @@ def write_resamples(rows: RowScores | None, metric: str, folder: Path, content: 
 
 
 def read_interval(folder: Path) -> list[float] | None:
-    """Read the 95 % interval over rows of a run's score; None if it has no resamples."""
+    """Return the 95 % interval over rows of a run's score; None if it has no resamples."""
     resamples = Resamples.read(folder)
     return None if resamples is None else resamples.interval
 
 
 def read_runs(folders: Sequence[Path], diverged: Sequence[bool]) -> list[Resamples] | None:
-    """Read the resamples of runs on the same rows, zeros for those that diverged; None if another one has none."""
+    """Read the resamples of runs on the same rows, zeros for diverged runs; None if any other run has none."""
     found = [Resamples.read(folder) for folder in folders]
     known = next((one for one in found if one is not None), None)
     if known is None:
@@ -121,11 +122,11 @@ def summarize(scores: Sequence[float], runs: Sequence[Resamples] | None, metric:
     """Return mean, spread and 95 % intervals over runs that differ only in the seed or the fold.
 
     Args:
-        scores: The score of each run; failed runs count.
-        runs: Their resamples; None for folds, where the variance between runs is that of rows and trainings already,
-            and for runs that have none.
+        scores: The score of each run, including failed runs.
+        runs: Their resamples. None for folds, whose variance already comes from both rows and trainings, and for runs
+            without resamples.
         metric: The main metric.
-        part: What the runs are: seeds or folds.
+        part: "seeds" or "folds".
     """
     over_runs = t_interval(scores)
     over_runs = None if over_runs is None else bounded(over_runs, metric)
@@ -166,8 +167,9 @@ def runs_difference(first: Sequence[Resamples], second: Sequence[Resamples]) -> 
 def average_interval(means: Sequence[float], intervals: Sequence[Sequence[float] | None]) -> list[float] | None:
     """Return the 95 % interval of the average of independent means; None if one of them has no interval.
 
-    Distances from mean to end add as variances do (Zou and Donner 2008, "Construction of confidence limits about effect
-    measures"), separately below and above, since intervals of scores near 1 are lopsided.
+    Squared distances from the mean to an end of the interval add up like variances (Zou and Donner 2008, "Construction
+    of confidence limits about effect measures"). They are added separately below and above, because intervals of scores
+    near 1 are asymmetric.
     """
     known = [interval for interval in intervals if interval is not None]
     if len(known) < len(means):
@@ -181,20 +183,20 @@ def average_interval(means: Sequence[float], intervals: Sequence[Sequence[float]
 
 
 def bounded(interval: Sequence[float], metric: str) -> list[float]:
-    """Cut an interval to the values that the metric can have."""
+    """Clip an interval to the metric's possible values."""
     least = _LEAST.get(metric, 0.0)
     return [min(max(end, least), 1.0) for end in interval]
 
 
 def difference_facts(difference: Difference | None) -> dict[str, Any]:
-    """Return what ``eval_results.json`` holds of a gain; both values are None if there is nothing to compare."""
+    """Return the entries of ``eval_results.json`` about a gain; both are None if there is nothing to compare."""
     if difference is None:
         return {"gain": None, "interval": None}
     return {"gain": difference.value, "interval": [difference.low, difference.high]}
 
 
 def read_difference(facts: Mapping[str, Any]) -> Difference | None:
-    """Return the difference that ``difference_facts`` described."""
+    """Return the difference described by ``difference_facts``."""
     return None if facts.get("interval") is None else Difference(facts["gain"], *facts["interval"])
 
 
@@ -210,15 +212,16 @@ def _check_same_rows(runs: Sequence[Resamples]) -> None:
 
 
 def _over_rows_and_seeds(scores: Sequence[float], values: Sequence[Floats], rows: int) -> Difference:
-    """Return the mean of the scores with its interval; ``values`` has them on every resample of the rows, R times (S,).
+    """Return the mean of R scores with its interval; ``values`` has each score on every resample of the rows, R x (S,).
 
-    A single run tells nothing about seeds: its interval is that over rows.
+    A single run has no information about seeds, so its interval is over rows only.
     """
     average = float(np.mean(scores))
     if len(scores) == 1:
         return Difference(average, *percentiles(values[0]))
     from scipy.stats import t
 
+    # Variance of the mean due to the rows, and due to the seeds.
     parts = float(np.mean(values, axis=0).var(ddof=1)), float(np.var(scores, ddof=1)) / len(scores)
     if not sum(parts):
         return Difference(average, average, average)

@@ -1,9 +1,8 @@
-"""Examples of a task: rows, their targets, the labels they use, and how rows are split into training and dev parts.
+"""Examples of a task: rows, their targets, the labels they use, and splits into training and dev rows.
 
-Splits: rows are assigned in a random order, because the order of a file may be regular: if labels alternate, every
-tenth row has the same label. The seed is fixed, so that the same rows are always split in the same way. Rows with
-labels are stratified: both parts have about the same share of each label. Within a part, rows keep the order of the
-file.
+Splits: rows are assigned in random order, because the order of a file may be regular: if labels alternate, every tenth
+row has the same label. The seed is fixed, so that the same rows are always split in the same way. Rows with labels are
+stratified: both parts have about the same proportion of each label. Within a part, rows keep the order of the file.
 """
 
 import hashlib
@@ -19,7 +18,8 @@ from cloze.files import RowError
 if TYPE_CHECKING:
     from cloze.text import Encoding
 
-# A label's index or a number; 0.0 or 1.0 for each label; a label for each token; the first and last token of an answer.
+# The index of a label or a number; 0.0 or 1.0 for each label; a label for each token; the first and last token of a
+# span.
 Target = int | float | Sequence[int] | Sequence[float]
 
 
@@ -36,11 +36,11 @@ class Examples(Protocol):
 
     @property
     def places(self) -> Sequence[str]:
-        """Position of each row: its file and line."""
+        """The place of each row: its file and line."""
 
     @property
     def skipped(self) -> int:
-        """Number of rows that could not be used."""
+        """The number of rows that could not be used."""
 
     def __len__(self) -> int: ...
 
@@ -51,14 +51,14 @@ class Examples(Protocol):
         """Return the texts of each row, without labels."""
 
     def strata(self) -> Sequence[Any] | None:
-        """Return what each row is stratified by when rows are split; None for no stratification."""
+        """Return the key by which each row is stratified in splits; None for no stratification."""
 
 
 AnyExamples = TypeVar("AnyExamples", bound=Examples)
 
 
 def fingerprint(*all_examples: object) -> str:
-    """Return a hash of the rows of some dataclasses: their texts and targets, not their places."""
+    """Return a hash of the rows in some dataclasses: their texts and targets, but not their places."""
     digest = hashlib.blake2b(digest_size=16)
     for examples in all_examples:
         assert is_dataclass(examples)
@@ -74,15 +74,15 @@ def _without_place(row: object) -> object:
 
 
 class Example(Protocol):
-    """One example of a task, for kinds that have a class for it."""
+    """One example of a task, for kinds with a class per example."""
 
     @property
     def place(self) -> str:
-        """Its position: file and line."""
+        """The example's place: file and line."""
 
     @property
     def texts(self) -> list[str]:
-        """Its texts, without the label."""
+        """The example's texts, without the label."""
 
 
 AnyExample = TypeVar("AnyExample", bound=Example)
@@ -90,14 +90,14 @@ AnyExample = TypeVar("AnyExample", bound=Example)
 
 @dataclass(frozen=True)
 class ExampleList(Generic[AnyExample]):
-    """The ``Examples`` of a kind that has a class for one example."""
+    """The ``Examples`` of kinds with a class per example."""
 
     rows: list[AnyExample]
-    skipped: int = 0  # rows that could not be used
+    skipped: int = 0  # number of rows that could not be used
 
     @property
     def places(self) -> list[str]:
-        """Position of each row: its file and line."""
+        """The place of each row: its file and line."""
         return [row.place for row in self.rows]
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class LabelSet:
         return {name: index for index, name in enumerate(self.names)}
 
     def index(self, label: str, place: str) -> int:
-        """Return the index of a label; ``place`` is where it stands, for the error message."""
+        """Return the index of a label; ``place`` is its row, for the error message."""
         if label not in self.indices:
             known = did_you_mean(label, self.names)
             raise RowError(f"{place}: label {label!r} is not among the {len(self)} labels of training{known}")
@@ -138,7 +138,7 @@ class LabelSet:
 
 
 def sorted_labels(labels: Iterable[str], fewest: int = 2) -> LabelSet:
-    """Return the distinct labels in order: by value if all are integers."""
+    """Return the distinct labels in ascending order: by value if all are integers, else alphabetically."""
     distinct = set(labels)
     if not distinct:
         raise DataError("no training row has a label; expected at least one row with one: check the label column")
@@ -158,35 +158,35 @@ def _all_integers(labels: set[str]) -> bool:
 
 
 class Read(NamedTuple):
-    """The rows of a split and the labels they use; None where a task has no labels."""
+    """The rows of a split and the labels they use; None for tasks without labels."""
 
     examples: Examples
     labels: LabelSet | None = None
 
 
-# Without a dev file, this share of the training rows stands in for one.
+# Without a dev file, this fraction of the training rows is used as dev rows.
 DEV_SHARE = 0.1
 _SEED = 0
 
 
 def split_dev(examples: AnyExamples) -> tuple[AnyExamples, AnyExamples]:
-    """Return rows to train on, and a tenth to score on."""
+    """Return the training rows and a held-out tenth."""
     every = round(1 / DEV_SHARE)
     if len(examples) < 2 * every:
         raise DataError(
-            f"{len(examples)} rows are too few to keep some for scoring: {2 * every} at the least; give "
+            f"{len(examples)} rows are too few to hold some out: at least {2 * every} are needed; give "
             f"{format_option('dev')}"
         )
     return _partition(examples, _deal(examples)[every - 1 :: every])
 
 
 def split_fold(examples: AnyExamples, fold: int, folds: int) -> tuple[AnyExamples, AnyExamples]:
-    """Return rows to train on, and those of a fold (from 0) to score on; each row is in one fold."""
+    """Return the training rows and the held-out rows of a fold, counted from 0; each row is in one fold."""
     return _partition(examples, fold_indices(examples, fold, folds))
 
 
 def fold_indices(examples: Examples, fold: int, folds: int) -> list[int]:
-    """Return the indices of the rows of a fold (from 0), in no particular order."""
+    """Return the indices of the rows of a fold, counted from 0, in no particular order."""
     return _deal(examples)[fold::folds]
 
 
@@ -197,9 +197,9 @@ def _partition(examples: AnyExamples, chosen: list[int]) -> tuple[AnyExamples, A
 
 
 def _deal(examples: Examples) -> list[int]:
-    """Return row indices in a fixed random order, grouped by stratum: every n-th one is a fair sample."""
+    """Return row indices in a fixed random order, grouped by stratum: every n-th one is a representative sample."""
     draw = random.Random(_SEED)
-    # Python guarantees that these numbers stay the same across versions, unlike those of a shuffle.
+    # Python guarantees that these numbers stay the same across versions, unlike the result of a shuffle.
     keys = [draw.random() for _ in range(len(examples))]
     order = sorted(range(len(examples)), key=keys.__getitem__)
     strata = examples.strata()

@@ -1,10 +1,10 @@
-"""Rows in memory -> records: lists, data frames, Arrow tables and data sets, read like the rows of a file.
+"""Rows in memory -> records: lists, data frames, Arrow tables and data sets, with the same checks as rows of a file.
 
-Data is recognised by protocol, so that nothing here imports the library that it comes from: the Arrow C stream (pandas,
-polars, pyarrow, DuckDB), ``__dataframe__``, ``to_dict`` (a frame that Arrow cannot hold), a mapping of columns, a tuple
-of texts and labels, and any iterable of rows (lists, ``datasets``, generators). Cells become Python values first, so
-that the same rows give the same model in every form. The place of a row is its position, counted from 1: ``train row
-3``.
+Data is recognized by protocol, so that nothing here imports the library it comes from: the Arrow C stream (pandas,
+polars, pyarrow, DuckDB), ``__dataframe__``, ``to_dict`` (a frame that Arrow cannot represent), a mapping of columns, a
+tuple of texts and labels, and any iterable of rows (lists, ``datasets``, generators). Cells are first converted to
+Python values, so that the same rows give the same model in every form. The place of a row is its position, counted from
+1: ``train row 3``.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ _FORMS = (
     "a path, a list of dicts, (texts, labels), ((texts, pairs), labels), a data frame, an Arrow table, "
     "or an iterable of rows"
 )
-# Missing values of pandas; NaN of a float column stays a number, which the readers refuse with its place.
+# Missing values of pandas. NaN in a float column stays a number; the readers refuse it with its place.
 _MISSING = frozenset({"NAType", "NaTType"})
 
 
 class RowsInMemory:
-    """Rows under the name of the argument that they were given as; an iterator is read once, into a list."""
+    """Rows under the name of the argument that contained them; an iterator is consumed once, into a list."""
 
     def __init__(self, name: str, cells: Sequence[Any], columns: Sequence[str] | None) -> None:
         self.name = name
@@ -51,14 +51,14 @@ class RowsInMemory:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the cells: equal for equal rows, whatever form they were given in."""
+        """A hash of the cells, the same for equal rows in any form."""
         digest = hashlib.blake2b(digest_size=16)
         for cells in self.cells:
             digest.update(repr(_stable(cells)).encode("utf-8", "backslashreplace"))
         return digest.hexdigest()
 
     def recorded(self) -> str:
-        """Return what a run records of these rows."""
+        """Return the description of these rows that a run records."""
         return f"{len(self)} rows in memory ({self.fingerprint})"
 
     def open(self) -> Table:
@@ -77,27 +77,30 @@ class _MemoryTable(Table):
         place = f"{self._name} row {number}"
         if not isinstance(cells, Mapping):
             raise RowError(
-                f"{place}: {cells!r:.40} is no row; expected a dict such as {{'text': '...', 'label': '...'}}"
+                f"{place}: {cells!r:.40} is not a row; expected a dict such as {{'text': '...', 'label': '...'}}"
             )
         return Record(place, dict(cells))
 
     def close(self) -> None:
-        """Do nothing: there is no file."""
+        """Do nothing, because there is no file."""
 
 
 TableSource = Path | RowsInMemory
-"""Where a table is: a file, or rows in memory."""
+"""The origin of a table: a file, or rows in memory."""
 
 
 def as_table_source(data: Any, name: str, *, text: str, pair: str | None, label: str) -> TableSource:
-    """Return data in any of the accepted forms as a path or as rows in memory.
+    """Convert data in any of the accepted forms to a path or to rows in memory.
 
     Args:
         data: The data.
         name: The name of the rows in messages, such as ``train``.
-        text: The column that texts of a tuple are stored in.
-        pair: The column of their pairs.
-        label: The column of their labels.
+        text: The column for the texts of a tuple.
+        pair: The column for its second texts.
+        label: The column for its labels.
+
+    Returns:
+        The path, or the rows.
 
     Raises:
         DataError: If the data has none of the accepted forms.
@@ -150,8 +153,8 @@ def _from_columns(name: str, columns: Mapping[Any, Any]) -> RowsInMemory:
         lists[str(column)] = [plain_value(value) for value in values]
     counts = {column: len(values) for column, values in lists.items()}
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"{count} in {column!r}" for column, count in counts.items())
-        raise DataError(f"{name}: the columns differ in length: {told}; give one value per row")
+        shown = ", ".join(f"{count} in {column!r}" for column, count in counts.items())
+        raise DataError(f"{name}: the columns differ in length: {shown}; give one value per row")
     rows = [dict(zip(lists, cells, strict=True)) for cells in zip(*lists.values(), strict=True)]
     return RowsInMemory(name, rows, tuple(lists))
 
@@ -164,7 +167,7 @@ def _from_arrow(name: str, data: Any) -> RowsInMemory:
         names = list(table.column_names)
         _refuse_double_columns(name, names)
         return RowsInMemory(name, [_plain_cells(row) for row in table.to_pylist()], names)
-    # Columns of mixed types, and timestamps finer than Python's: the frame itself can tell its rows.
+    # Columns of mixed types, or timestamps too precise for Python: the frame can convert its rows itself.
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         if hasattr(data, "to_dict"):
             _refuse_double_columns(name, [str(column) for column in data.columns])
@@ -177,7 +180,7 @@ def _refuse_double_columns(name: str, columns: Sequence[str]) -> None:
     twice = [column for column in columns if columns.count(column) > 1]
     if twice:
         raise DataError(
-            f"{name}: {columns.count(twice[0])} columns are named {twice[0]!r}; give every column a name of its own"
+            f"{name}: {columns.count(twice[0])} columns are named {twice[0]!r}; give every column a unique name"
         )
 
 
@@ -187,7 +190,7 @@ def _from_rows(
     columns: Sequence[str] | None = None,
     cells: Callable[[Any], Any] = lambda row: row,
 ) -> RowsInMemory:
-    """Read an iterable once; a row of no known form is refused when it is read, with its place."""
+    """Read an iterable once; rows of an unknown form are refused later, with their place."""
     if columns is None and isinstance(names := getattr(data, "column_names", None), list):  # datasets.Dataset
         columns = names
     rows = [cells(row) for row in data]
@@ -195,7 +198,7 @@ def _from_rows(
 
 
 def _row_cells(row: Any, text: str, label: str) -> Any:
-    """Return the cells of a row that is a text, or (text, label); other rows as they are."""
+    """Return the cells of a row that is a text or (text, label); other rows are returned unchanged."""
     if isinstance(row, str):
         return {text: row}
     if isinstance(row, tuple) and len(row) == 2:
@@ -208,9 +211,9 @@ def _plain_cells(row: Mapping[Any, object]) -> dict[str, object]:
 
 
 def plain_value(value: object) -> object:
-    """Return a cell as a Python value: scalars and arrays of NumPy, tuples and pandas' missing values converted."""
+    """Return a cell as a Python value: converts NumPy scalars and arrays, tuples and the missing values of pandas."""
     if value is None or isinstance(value, str | bool | int | float | dict):
-        # np.str_ and np.float64 are subclasses, and their repr differs from that of Python's own.
+        # np.str_ and np.float64 are subclasses of str and float, but with another repr.
         return value.item() if value is not None and hasattr(value, "item") else value
     if hasattr(value, "as_py"):  # a scalar of Arrow
         return plain_value(value.as_py())
@@ -224,7 +227,7 @@ def plain_value(value: object) -> object:
 
 
 def _stable(value: object) -> object:
-    """Return a value whose ``repr`` is the same in every process; other objects count by their type."""
+    """Return a value whose ``repr`` is the same in every process; an object of another type becomes its type's name."""
     if isinstance(value, dict):
         return {key: _stable(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, list):
@@ -242,13 +245,13 @@ def _refuse(name: str, data: object) -> NoReturn:
 
 
 def texts_of(data: Any, name: str) -> list[str]:
-    """Return a list, array or series of texts as a list; refuse what is no text, with its place."""
+    """Return a list, array or series of texts as a list; raise an error with the place of a value that is not text."""
     if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
         raise DataError(f"{name} is {data!r:.40} ({type(data).__name__}); expected a list of texts")
     values = [plain_value(value) for value in data]
     for number, value in enumerate(values, start=1):
         if not isinstance(value, str):
-            raise DataError(f"{name} row {number}: {value!r:.40} is no text; expected a list of texts, one per row")
+            raise DataError(f"{name} row {number}: {value!r:.40} is not a text; expected a list of texts, one per row")
     return [str(value) for value in values]
 
 
@@ -260,15 +263,15 @@ def is_frame(data: Any) -> bool:
 
 
 def read_columns(frame: Any, names: Sequence[str], *, trained: bool = False) -> list[list[Any]]:
-    """Return columns of a frame as lists of texts, or of lists of words; refuse other cells with their row.
+    """Return columns of a frame as lists of texts or of lists of words; refuse other cells with their row.
 
     Args:
         frame: The frame.
-        names: Of the columns.
-        trained: Whether they are those that a model was trained on, for messages.
+        names: The names of the columns.
+        trained: Whether the model was trained on columns with these names, for messages.
     """
     rows = as_table_source(frame, "data", text=names[0], pair=None, label="label")
-    assert isinstance(rows, RowsInMemory), "a frame is no path"
+    assert isinstance(rows, RowsInMemory), "a frame is not a path"
     for name in names:
         if rows.columns is not None and name not in rows.columns:
             remedy = did_you_mean(name, rows.columns)
@@ -283,11 +286,11 @@ def read_columns(frame: Any, names: Sequence[str], *, trained: bool = False) -> 
 
 
 def add_columns(frame: Any, columns: Mapping[str, list[Any]]) -> Any:
-    """Return the frame with more columns: a frame of the same library, or else an Arrow table."""
+    """Return the frame with more columns, as a frame of the same library or else as an Arrow table."""
     names = getattr(frame, "column_names", None) or list(frame.columns)
     for name in columns:
         if name in names:
-            raise DataError(f"data has a column {name!r} already, which the results need; rename or drop it")
+            raise DataError(f"data already has a column {name!r}, which the results need; rename or drop it")
     if hasattr(frame, "assign"):  # pandas
         return frame.assign(**columns)
     if hasattr(frame, "hstack"):  # polars

@@ -1,7 +1,7 @@
 """Targets and predictions -> scores: the official metrics of GLUE, by name, on scikit-learn and SciPy.
 
-Two decisions. A correlation with a constant is undefined; it counts as 0.0, since a model with constant output has
-learned nothing. F1 without a positive case, predicted or true, counts as 0.0 too. Neither warns.
+Undefined values are 0.0, without a warning: a correlation with a constant, since a model with constant output has
+learned nothing, and F1 without any true or predicted positive.
 """
 
 import math
@@ -12,26 +12,26 @@ from typing import Any
 from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.tasks.examples import LabelSet
 
-# Indices of classes, numbers, or a yes or no for each label.
+# Class indices, numbers, or tuples with 0 or 1 for each label.
 Numbers = Sequence[Any]
 
 
 def accuracy(targets: Numbers, predictions: Numbers) -> float:
-    """Return the share of predictions that equal their target."""
+    """Return the fraction of predictions that equal their target."""
     return float(
         sum(target == prediction for target, prediction in zip(targets, predictions, strict=True)) / len(targets)
     )
 
 
 def f1(targets: Numbers, predictions: Numbers) -> float:
-    """F1 of class 1, the positive one."""
+    """Return the F1 of class 1, the positive class."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(targets, predictions, labels=[1], average="macro", zero_division=0))
 
 
 def macro_f1(targets: Numbers, predictions: Numbers) -> float:
-    """Mean F1 of the classes that occur among targets or predictions; of labels, where a row may have several."""
+    """Return the mean F1 over the classes among targets or predictions, or over all labels of multi-label rows."""
     from sklearn.metrics import f1_score
 
     if _has_one_label(targets):
@@ -40,7 +40,7 @@ def macro_f1(targets: Numbers, predictions: Numbers) -> float:
 
 
 def micro_f1(targets: Numbers, predictions: Numbers) -> float:
-    """F1 over all labels of all rows at once, where a row may have several."""
+    """Return the F1 over all labels of all multi-label rows together."""
     from sklearn.metrics import f1_score
 
     if _has_one_label(targets):
@@ -49,35 +49,35 @@ def micro_f1(targets: Numbers, predictions: Numbers) -> float:
 
 
 def matthews(targets: Numbers, predictions: Numbers) -> float:
-    """Matthews' correlation coefficient."""
+    """Return Matthews' correlation coefficient."""
     from sklearn.metrics import matthews_corrcoef
 
     return float(matthews_corrcoef(targets, predictions)) if _both_vary(targets, predictions) else 0.0
 
 
 def pearson(targets: Numbers, predictions: Numbers) -> float:
-    """Pearson's correlation; 0.0 where it is undefined."""
+    """Return Pearson's correlation; 0.0 if it is undefined."""
     from scipy.stats import pearsonr
 
     return _correlate(pearsonr, targets, predictions)
 
 
 def spearman(targets: Numbers, predictions: Numbers) -> float:
-    """Spearman's rank correlation; 0.0 where it is undefined."""
+    """Return Spearman's rank correlation; 0.0 if it is undefined."""
     from scipy.stats import spearmanr
 
     return _correlate(spearmanr, targets, predictions)
 
 
 def auc(targets: Numbers, predictions: Numbers) -> float:
-    """Area under the ROC curve of 0/1 targets; 0.5 where all targets are the same."""
+    """Return the area under the ROC curve for 0/1 targets; 0.5 if all targets are equal."""
     from sklearn.metrics import roc_auc_score
 
     return float(roc_auc_score(targets, predictions)) if len(set(targets)) > 1 else 0.5
 
 
 def mse(targets: Numbers, predictions: Numbers) -> float:
-    """Mean squared error."""
+    """Return the mean squared error."""
     return float(
         sum((target - prediction) ** 2 for target, prediction in zip(targets, predictions, strict=True)) / len(targets)
     )
@@ -97,7 +97,7 @@ METRICS: dict[str, Callable[[Numbers, Numbers], float]] = {
 
 
 def score(metrics: Sequence[str], targets: Numbers, predictions: Numbers) -> dict[str, float]:
-    """Compute the named metrics; classes are given by index, regression by number."""
+    """Compute the named metrics; classes are given as indices, regression targets as numbers."""
     for name in metrics:
         if name not in METRICS:
             raise ConfigError(f"there is no metric {name!r}{did_you_mean(name, METRICS)}")
@@ -112,7 +112,7 @@ def score(metrics: Sequence[str], targets: Numbers, predictions: Numbers) -> dic
 
 
 def confusion(labels: LabelSet, targets: Sequence[int], predictions: Sequence[int]) -> list[list[int]]:
-    """Count predictions by class: row = the true one, column = the predicted one."""
+    """Count predictions by class: rows are the true classes, columns the predicted ones."""
     counts = [[0] * len(labels) for _ in labels.names]
     for target, prediction in zip(targets, predictions, strict=True):
         counts[target][prediction] += 1
@@ -120,7 +120,7 @@ def confusion(labels: LabelSet, targets: Sequence[int], predictions: Sequence[in
 
 
 def _has_one_label(targets: Numbers) -> bool:
-    """Return whether rows have flags for a single label: scikit-learn would count "no" as a label of its own."""
+    """Return whether rows have a flag for a single label: scikit-learn would treat its absence as a second class."""
     return isinstance(targets[0], Sequence) and len(targets[0]) == 1
 
 

@@ -1,7 +1,7 @@
-"""The table of task kinds, and tasks by name: which rows, which labels, which metrics.
+"""The table of task kinds, and tasks by name with their rows, labels and metrics.
 
-``KINDS`` is the one place where a kind is registered. A task is a published one (``PUBLISHED``: files of known names)
-or a kind applied to the user's own files, under the name of the kind.
+``KINDS`` is the only place where kinds are registered. A task is either published (``PUBLISHED``: files with known
+names) or a kind applied to the user's own files, under the name of the kind.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,22 +33,34 @@ if TYPE_CHECKING:
     from cloze.model import HeadName
 
 # In the order in which messages list them. Several kinds may share a head: a model folder that does not record its kind
-# is read as the first kind with its head.
+# gets the first kind with its head.
 KINDS: dict[str, TaskKind] = {
     kind.name: kind for kind in (CLASSIFY, MULTILABEL, REGRESS, TAG, ANSWER, CHOOSE, SIMILARITY, CORRECTION)
+}
+
+# Names of tasks in transformers and elsewhere, with spaces between words: the kinds of the same meaning.
+TASKS_ELSEWHERE = {
+    **dict.fromkeys(("ner", "pos", "chunking", "token classification", "sequence labeling"), "tag"),
+    **dict.fromkeys(("classification", "text classification", "sequence classification", "sentiment"), "classify"),
+    **dict.fromkeys(("sentiment analysis", "nli", "text pair classification", "topic"), "classify"),
+    **dict.fromkeys(("multi label", "multi label classification"), "multilabel"),
+    **dict.fromkeys(("qa", "question answering", "mrc", "reading comprehension"), "answer"),
+    **dict.fromkeys(("multiple choice", "mc"), "choose"),
+    **dict.fromkeys(("sts", "embedding", "embeddings", "sentence similarity", "feature extraction"), "similarity"),
+    **dict.fromkeys(("spelling", "csc", "grammar"), "correction"),
 }
 
 
 @contextmanager
 def registered(kind: TaskKind) -> Iterator[TaskKind]:
-    """Register a kind for the duration of the block, for kinds that are defined outside this package.
+    """Register a kind for the duration of a ``with`` block, for kinds defined outside this package.
 
     Example:
         >>> with registered(MY_KIND):
-        ...     finetune(Source(MY_KIND.name, "rows.csv"), "bert", "run")
+        ...     cloze.finetune(MY_KIND.name, "rows.csv", model="cloze-mini", out="run")
     """
     if kind.name in KINDS or kind.name in PUBLISHED:
-        raise ConfigError(f"a task called {kind.name!r} exists already; choose another name")
+        raise ConfigError(f"a task named {kind.name!r} already exists; choose another name")
     KINDS[kind.name] = kind
     try:
         yield kind
@@ -57,21 +69,21 @@ def registered(kind: TaskKind) -> Iterator[TaskKind]:
 
 
 def find_kind(name: str) -> TaskKind:
-    """Return the kind of that name."""
+    """Return the kind with this name."""
     if name not in KINDS:
         raise ConfigError(f"unknown kind of task {name!r}{did_you_mean(name, KINDS)}")
     return KINDS[name]
 
 
 def head_of(name: str) -> "HeadName":
-    """Return the head that models of the kind of that name have."""
+    """Return the head of models of the kind with this name."""
     head = find_kind(name).head
     assert head is not None, "a fine-tuned model has a head"
     return head
 
 
 def labelled_kinds() -> list[TaskKind]:
-    """Return the kinds whose models have a head of their own, in the order of the table."""
+    """Return the kinds that are trained on labelled rows, in the order of the table."""
     return [kind for kind in KINDS.values() if kind.labelled]
 
 
@@ -86,17 +98,18 @@ def _none(source: Source) -> list[PlacedTexts]:  # noqa: ARG001
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One task by name; ``published`` tasks have files of known names, the others are the user's own."""
+    """One task by name: a published task with files of known names, or a kind for the user's own files."""
 
     kind: TaskKind
     metrics: tuple[str, ...]  # the first one selects models
     read: Reader
-    # Rows of published splits besides train and dev, which a model must not have read before it is scored on them.
+    # Rows of published splits besides train and dev. A model must not be pre-trained on them if it is evaluated on
+    # them.
     read_other_splits: Callable[[Source], list[PlacedTexts]] = _none
     published: bool = True
 
     def metrics_for(self, labels: LabelSet | None) -> tuple[str, ...]:
-        """Return the metrics for these labels; for some kinds the labels decide (entity tags or plain tags)."""
+        """Return the metrics for these labels; for some kinds they depend on the labels (entity tags or plain tags)."""
         return self.metrics if self.kind.label_metrics is None else self.kind.label_metrics(labels)
 
 
@@ -144,7 +157,7 @@ PUBLISHED: dict[str, TaskSpec] = {
 
 @dataclass(frozen=True)
 class TaskData:
-    """Rows with targets; ``labels`` is None where the kind has none."""
+    """The training and dev rows of a task; ``labels`` is None for kinds without labels."""
 
     kind: TaskKind
     metrics: tuple[str, ...]  # the first one selects models
@@ -155,7 +168,7 @@ class TaskData:
 
 
 def find_task(name: str) -> TaskSpec:
-    """Return the task of that name, in any case."""
+    """Return the task with this name, ignoring case."""
     key = task_key(name)
     if key == "clue":
         raise ConfigError(
@@ -167,14 +180,16 @@ def find_task(name: str) -> TaskSpec:
         return PUBLISHED[key]
     kind = KINDS.get(key)
     if kind is None:
-        raise ConfigError(f"unknown task {name!r}{did_you_mean(name, [*map(str, labelled_kinds()), *PUBLISHED])}")
+        meant = TASKS_ELSEWHERE.get(key.replace("-", " ").replace("_", " "))
+        known = [*map(str, KINDS), *PUBLISHED]
+        raise ConfigError(f"unknown task {name!r}{did_you_mean(meant or name, known)}")
     if not kind.labelled or kind.read is None:
         raise ConfigError(kind.unlabelled_note)
     return TaskSpec(kind, kind.metrics, kind.read, published=False)
 
 
 def find_published(name: str) -> PublishedTask | None:
-    """Return the files of a published task of texts; None for other tasks and the user's own files."""
+    """Return the files of a published text-classification task; None for other tasks and the user's own files."""
     return (GLUE | CHINESE).get(task_key(name))
 
 
@@ -188,13 +203,13 @@ def _find_task_of(source: Source) -> TaskSpec:
     if spec.published and isinstance(source.data, RowsInMemory):
         raise ConfigError(
             f"{source.data} is {len(source.data)} rows in memory, but {source.task} is read from its published files; "
-            f"give the path of their folder, or take {spec.kind} for rows of yours"
+            f"give the path of their folder, or use {spec.kind} for your own rows"
         )
     for name, value in source.columns_named().items():
         if spec.published:
             raise ConfigError(
                 f"{name} is {value!r}, but the files of {source.task} have columns of their own; "
-                f"leave it out, or take {spec.kind} for files of yours"
+                f"leave it out, or use {spec.kind} for your own files"
             )
         if name not in spec.kind.columns:
             raise ConfigError(
@@ -205,22 +220,25 @@ def _find_task_of(source: Source) -> TaskSpec:
 
 
 def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = None) -> TaskData:
-    """Read the rows for training and those for scoring.
+    """Read the training and dev rows of a task.
 
     Args:
         source: The task and its files.
-        part: Without a dev file, keep a tenth of the user's own rows for scoring; if False, ``dev`` is all rows.
-        labels: The labels that both must use; collected from the training rows if left out.
+        part: Whether to hold out a tenth of the user's own rows if there is no dev file; if False, ``dev`` is all rows.
+        labels: The labels that both splits must use; collected from the training rows if omitted.
+
+    Returns:
+        The rows, the labels and the metrics, with notes about held-out and skipped rows.
     """
     spec = _find_task_of(source)
     train, labels = spec.read(source, "train", labels)
     notes = _skipped("training", train)
-    # A single file of a published task has no other beside it.
+    # A single file of a published task has no dev file beside it.
     if source.dev is None and (not spec.published or source.path.is_file()):
         dev = train
         if part:
             train, dev = split_dev(train)
-            notes += (f"no {_dev_name(source)}: {len(dev)} of the training rows, a tenth, are kept for scoring",)
+            notes += (f"no {_dev_name(source)}: {len(dev)} of the training rows, a tenth, are held out",)
     else:
         dev, _ = spec.read(source, "dev", labels)
         notes += _skipped("dev", dev)
@@ -228,12 +246,15 @@ def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = No
 
 
 def read_examples(source: Source, labels: Sequence[str] | None, split: str = "dev") -> Examples:
-    """Read rows to score a model on.
+    """Read the rows to evaluate a model on.
 
     Args:
-        source: The task and its files; of the user's own, the dev file if there is one, else all rows.
-        labels: The model's labels; None where its kind has none.
-        split: Which split of a published task.
+        source: The task and its files. Of the user's own files, the dev file is read if there is one, else all rows.
+        labels: The model's labels; None for kinds without labels.
+        split: The split of a published task.
+
+    Returns:
+        The examples.
     """
     known = None if labels is None else LabelSet(tuple(labels))
     spec = _find_task_of(source)

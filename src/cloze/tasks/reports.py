@@ -1,6 +1,7 @@
-"""The result of an evaluation, the files that report it, and the tables in which people read it.
+"""The result of an evaluation, the files that report it, and the tables that are printed or shown.
 
-Tables are made from what ``eval_results.json`` holds, so that a finished run prints as a new one does.
+Tables are built from the contents of ``eval_results.json``, so that finished runs and new ones are shown in the same
+way.
 """
 
 import html
@@ -20,25 +21,25 @@ if TYPE_CHECKING:
 
 PREDICTIONS = "predictions.tsv"
 CONFUSION_FILE = "confusion.json"
-# Below this many rows, intervals of a bootstrap are too narrow.
+# Below this many rows, bootstrap intervals are too narrow.
 FEWEST_ROWS = 30
-# Labels up to which scores by label and the confusion matrix are shown; the files have them in any case.
+# Scores by label and the confusion matrix are shown for at most this many labels; the files always contain them.
 MOST_LABELS = 20
 _CELL = "padding:2px 8px;text-align:right"
-# In a cell of a TSV file, as in the text format of PostgreSQL's COPY.
+# Escapes in the cells of a TSV file, as in the text format of PostgreSQL's COPY.
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
-# A score of any metric below which a model has learned nothing.
+# With a score below this in any metric, a model has learned nothing.
 _NOTHING = 0.05
-# Hardly any number is exactly right: for regression, this share of the rows counts as wrong, those furthest off.
+# Regression hardly ever predicts a number exactly: this fraction of the rows, with the largest errors, counts as wrong.
 _FURTHEST = 0.1
-# Points: a difference with a wider interval is unknown rather than small.
+# In points: if the interval of a difference is wider, the difference is unknown rather than small.
 _WIDE = 10.0
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """Confusion matrix: how often each true label (row) was predicted as which (column)."""
+    """A confusion matrix: how often each true label (row) was predicted as each label (column)."""
 
     labels: tuple[str, ...]
     counts: list[list[int]]
@@ -49,33 +50,41 @@ class Evaluation:
     """Scores and predictions of a model on a set of rows."""
 
     metrics: dict[str, float]  # the first one selects models
-    predictions: list[str]  # as a file spells them
+    predictions: list[str]  # spelled as in files
     places: Sequence[str]
-    targets: Sequence[str] | None = None  # None where rows have no labels
-    inputs: Sequence[Mapping[str, str]] = ()  # for reading what went wrong
+    targets: Sequence[str] | None = None  # None if rows have no labels
+    inputs: Sequence[Mapping[str, str]] = ()  # texts of each row by column, for the list of errors
     confusion: Confusion | None = None
-    files: Mapping[str, Any] = field(default_factory=dict)  # of official scripts: name -> JSON value or text
-    errors: Sequence[float] | None = None  # absolute error of each row, where predictions are numbers
+    files: Mapping[str, Any] = field(default_factory=dict)  # files of official scripts: name -> JSON value or text
+    errors: Sequence[float] | None = None  # absolute error of each row, if predictions are numbers
     skipped: int = 0  # rows that could not be used
     unlabelled: int = 0  # rows of a published file that are marked as having no label
-    rows: "RowScores | None" = None  # what the metrics need of each row, for intervals and paired comparisons
-    probabilities: Sequence[float] | None = None  # of each prediction
-    baseline: Mapping[str, Any] | None = None  # what ``cloze.tasks.baselines.compare`` returned
+    rows: "RowScores | None" = None  # scores per row, for intervals and paired comparisons
+    probabilities: Sequence[float] | None = None  # probability of each prediction
+    baseline: Mapping[str, Any] | None = None  # the result of ``cloze.tasks.baselines.compare``
 
     @cached_property
     def intervals(self) -> dict[str, list[float]]:
-        """Lower and upper end of the 95 % interval of each metric, by a bootstrap over rows; empty without ``rows``."""
-        from cloze.tasks.intervals import bootstrap_intervals  # imports NumPy
+        """Lower and upper end of each metric's 95 % interval, from a bootstrap over rows; empty without ``rows``."""
+        from cloze.tasks.intervals import bootstrap_intervals  # deferred: it imports NumPy
 
         return {} if self.rows is None else bootstrap_intervals(self.rows)
 
     @cached_property
     def by_label(self) -> dict[str, dict[str, float]]:
-        """Precision, recall, F1 and support of each label, type of entity or tag; empty where there are none."""
+        """Precision, recall, F1 and support of each label, entity type or tag; empty if there are none."""
         return {} if self.rows is None else self.rows.by_label()
 
+    def __str__(self) -> str:
+        return text_report("Scores", self.results())
+
+    def _repr_html_(self) -> str:
+        confusion = self.confusion
+        matrix = None if confusion is None else {"labels": confusion.labels, "counts": confusion.counts}
+        return html_report("Scores", self.results(), (), matrix)
+
     def gain_over(self, other: "Evaluation") -> "Difference | None":
-        """Return by how much the main metric is higher than another model's on the same rows; None without ``rows``.
+        """Return by how much the main metric exceeds another model's on the same rows; None without ``rows``.
 
         Raises:
             DataError: If the rows are not the same.
@@ -84,13 +93,13 @@ class Evaluation:
 
         if self.rows is None or other.rows is None:
             return None
-        # Not the targets: of several right answers, the one nearest to the prediction is reported.
+        # Targets are not compared: of several correct answers, the one nearest to the prediction is reported.
         if (list(self.places), list(self.inputs)) != (list(other.places), list(other.inputs)):
             raise DataError("the rows differ; a paired comparison needs the same rows in both evaluations")
         return paired_difference(self.rows, other.rows, next(iter(self.metrics)))
 
     def results(self) -> dict[str, Any]:
-        """Return what ``eval_results.json`` holds."""
+        """Return the contents of ``eval_results.json``."""
         results: dict[str, Any] = {**self.metrics, "rows": len(self.predictions)}
         results |= {"skipped": self.skipped} if self.skipped else {}
         results |= {"unlabelled": self.unlabelled} if self.unlabelled else {}
@@ -100,20 +109,20 @@ class Evaluation:
 
     @property
     def degenerate(self) -> str | None:
-        """Why the model counts as degenerate, as some fine-tuning seeds end; None if it has learned something."""
+        """Why the model is degenerate, as after some fine-tuning seeds; None if it has learned something."""
         if len(self.predictions) > 1 and len(set(self.predictions)) == 1:
-            return f"says {self.predictions[0]!r} of every row"
+            return f"predicts {self.predictions[0]!r} for every row"
         if self.confusion is not None:
             rows = sum(map(sum, self.confusion.counts))
-            commonest = max(map(sum, self.confusion.counts))
+            most_frequent = max(map(sum, self.confusion.counts))
             right = sum(self.confusion.counts[label][label] for label in range(len(self.confusion.labels)))
-            if right <= commonest < rows:
-                return "no better than always saying the commonest label"
+            if right <= most_frequent < rows:
+                return "no better than always predicting the most frequent label"
         name, value = next(iter(self.metrics.items()))
         return f"{name} is {value:.3f}" if value < _NOTHING else None
 
     def wrong(self) -> list[dict[str, str]]:
-        """Return the rows with wrong predictions; for numbers, the tenth with the largest errors, largest first."""
+        """Return the rows with wrong predictions; for regression, the tenth with the largest errors, largest first."""
         if self.targets is None:
             return []
         if self.errors is None:
@@ -133,7 +142,7 @@ class Evaluation:
 
 
 def write_report(evaluation: Evaluation, folder: Path) -> None:
-    """Write scores, predictions, confusion matrix, wrong rows, and the files that the task's official scripts write."""
+    """Write scores, predictions, confusion matrix and wrong rows, and the files of the task's official scripts."""
     folder.mkdir(parents=True, exist_ok=True)
     replace_json(folder / "eval_results.json", evaluation.results())
     write_predictions(evaluation, folder / PREDICTIONS)
@@ -154,7 +163,7 @@ def write_report(evaluation: Evaluation, folder: Path) -> None:
 
 
 def prediction_rows(evaluation: Evaluation) -> list[dict[str, str]]:
-    """Return each row: its place, its texts, and its label, prediction and the probability of that, where there are."""
+    """Return each row's place and texts with its label, its prediction and the probability of that, if available."""
     columns: dict[str, Sequence[str]] = {"row": evaluation.places}
     for name in evaluation.inputs[0] if evaluation.inputs else ():
         columns[name] = [row[name] for row in evaluation.inputs]
@@ -167,16 +176,16 @@ def prediction_rows(evaluation: Evaluation) -> list[dict[str, str]]:
 
 
 def write_predictions(evaluation: Evaluation, path: Path) -> None:
-    """Write a TSV file with one line per row: tabs, line breaks and backslashes in cells are escaped by backslashes."""
+    """Write a TSV file with one line per row; tabs, line breaks and backslashes in cells are escaped."""
     rows = prediction_rows(evaluation)
     lines = ["\t".join(rows[0]) if rows else "row", *("\t".join(map(_escape, row.values())) for row in rows)]
     with replaced_file(path) as temporary:
-        # An unpaired surrogate, which a text in memory can hold and UTF-8 cannot, is written as an escape.
+        # Text in memory may have unpaired surrogates, which UTF-8 cannot represent: they are written as escapes.
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def read_predictions(path: Path) -> list[dict[str, str]]:
-    """Read what ``write_predictions`` wrote, with the texts as they were."""
+    """Read a file written by ``write_predictions``, with the original texts."""
     with path.open(encoding="utf-8", newline="\n") as file:
         header, *rows = ([_unescape(cell) for cell in line.rstrip("\n").split("\t")] for line in file)
     return [dict(zip(header, row, strict=True)) for row in rows]
@@ -197,12 +206,12 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # header and rows
 
 
 def scores_of(results: Mapping[str, Any]) -> dict[str, float]:
-    """Return the scores among results, the main metric first."""
+    """Return the scores among the results, the main metric first."""
     return {name: value for name, value in results.items() if isinstance(value, float)}
 
 
 def score_table(results: Mapping[str, Any]) -> Table:
-    """Return each metric with its value, its 95 % interval, and those of the baselines."""
+    """Return each metric with its value, its 95 % interval, and the values of the baselines."""
     intervals, baseline = results.get("intervals", {}), results.get("baseline")
     baselines = [] if baseline is None else [baseline, *baseline.get("others", ())]
     rows = [
@@ -213,7 +222,7 @@ def score_table(results: Mapping[str, Any]) -> Table:
 
 
 def label_table(results: Mapping[str, Any]) -> Table | None:
-    """Return precision, recall, F1 and support of each label; None without labels, or with more than 20."""
+    """Return precision, recall, F1 and support of each label; None without labels or with more than 20."""
     labels = results.get("by_label", {})
     if not 0 < len(labels) <= MOST_LABELS:
         return None
@@ -224,13 +233,13 @@ def label_table(results: Mapping[str, Any]) -> Table | None:
 
 
 def headline(results: Mapping[str, Any]) -> str | None:
-    """Return what a report has to begin with: that the model is behind the baseline by more than noise."""
+    """Return the first line of a report if the model is significantly worse than the baseline, else None."""
     baseline = results.get("baseline")
     return verdict(results) if baseline is not None and baseline["difference"]["high"] < 0 else None
 
 
 def verdict(results: Mapping[str, Any]) -> str:
-    """Say in one line whether the model is ahead of the baseline, level with it, or behind it."""
+    """Return one line that says whether the model is ahead of the baseline, level with it or behind it."""
     metric, baseline = next(iter(scores_of(results))), results["baseline"]
     value, low, high = (100 * baseline["difference"][name] for name in ("value", "low", "high"))
     if high < 0:
@@ -242,8 +251,8 @@ def verdict(results: Mapping[str, Any]) -> str:
         return f"ahead of {baseline['name']} by {value:.1f} points of {metric} (95 % interval {low:.1f} to {high:.1f})"
     if high - low > _WIDE:
         return (
-            f"too few rows to tell it from {baseline['name']}: the difference of {value:+.1f} points of {metric} "
-            f"may be {low:+.1f} to {high:+.1f} (95 % interval); score on more rows, with a dev file or folds"
+            f"too few rows to distinguish it from {baseline['name']}: the difference of {value:+.1f} points of "
+            f"{metric} may be {low:+.1f} to {high:+.1f} (95 % interval); score on more rows, with a dev file or folds"
         )
     return (
         f"level with {baseline['name']}: a difference of {value:+.1f} points of {metric} is within noise "
@@ -252,9 +261,9 @@ def verdict(results: Mapping[str, Any]) -> str:
 
 
 def summary_lines(results: Mapping[str, Any]) -> list[str]:
-    """Return the lines below a table of scores: number of rows, rows left out, and the comparison with the baseline."""
+    """Return the lines below a table of scores: row counts and the comparison with the baseline."""
     rows, lines = results.get("rows"), []
-    if rows is not None:  # a search over several runs has none
+    if rows is not None:  # searches over several runs have no single number of rows
         rough = f"; below {FEWEST_ROWS} rows, the intervals are rough" if rows < FEWEST_ROWS else ""
         lines.append(f"{rows:,} rows{rough if results.get('intervals') else ''}")
     if results.get("skipped"):
@@ -271,7 +280,7 @@ def summary_lines(results: Mapping[str, Any]) -> list[str]:
 
 
 def card_scores(evaluation: Evaluation) -> str:
-    """Return the scores as a list in Markdown, with intervals and the comparison with the baseline."""
+    """Return the scores as a Markdown list, with intervals and the comparison with the baseline."""
     results = evaluation.results()
     lines = [f"- {name}: {value:.4f}" for name, value in evaluation.metrics.items()]
     shown = (_interval(evaluation.intervals.get(name)) for name in evaluation.metrics)
@@ -282,7 +291,7 @@ def card_scores(evaluation: Evaluation) -> str:
 
 
 def text_report(title: str, results: Mapping[str, Any]) -> str:
-    """Return scores with intervals, baseline and scores by label as text, for ``print``."""
+    """Return scores with intervals, baseline and scores by label as plain text."""
     tables = [_text_table(table) for table in (score_table(results), label_table(results)) if table is not None]
     return "\n".join([*filter(None, [headline(results)]), title, tables[0], *summary_lines(results), *tables[1:]])
 
@@ -297,7 +306,7 @@ def _text_table(table: Table) -> str:
 def html_report(
     title: str, results: Mapping[str, Any], curves: Sequence[str], confusion: Mapping[str, Any] | None
 ) -> str:
-    """Return scores, curves and confusion matrix for a notebook: HTML and SVG, without scripts."""
+    """Return scores, curves and confusion matrix for a notebook, as HTML and SVG without scripts."""
     lines = [html.escape(line) for line in (headline(results), *summary_lines(results)) if line]
     tables = [_html_table(table) for table in (score_table(results), label_table(results)) if table is not None]
     matrix = "" if confusion is None else _confusion_table(confusion["labels"], confusion["counts"])

@@ -1,7 +1,8 @@
-"""Where a task's rows are (``Source``), and table records -> rows: text, pair and raw label by column name.
+"""The rows of a task (``Source``), and the conversion of table records to rows: text, pair and raw label by column.
 
-A file is read as a stream; a bad row stops the reading with its place, or is skipped and counted, as ``on_bad_row``
-says. What is wrong with the whole file always stops it. Imports nothing heavy: the command line reads the settings.
+A file is read as a stream. A bad row stops the reading with its place, or is skipped and counted, depending on
+``on_bad_row``; an error of the whole file always stops it. Imports nothing heavy, because the command line loads the
+settings for ``--help``.
 """
 
 import math
@@ -23,37 +24,56 @@ COLUMNS = ("text", "pair", "label", "options")
 
 @dataclass(frozen=True)
 class RowSettings:
-    """How the rows of a task are read. The text under a field is its help on the command line."""
+    """How the rows of a task are read. The docstring of a field is also the help text of its flag."""
 
     text: str = "text"
     """The column with the texts, prompts or words."""
     pair: str | None = None
-    """The column with second texts, if there are any."""
+    """The column with the second texts of pairs; by default, rows have one text."""
     label: str = "label"
-    """The column with the labels."""
+    """The column with the labels, scores or correct texts."""
     options: str = "options"
-    """To choose: the column with a list of options, or the columns with one each, commas between."""
+    """For choose: the column with a list of options, or several columns with one option each, separated by commas."""
     columns: str | None = None
-    """For CSV and TSV files without a header: the names of their columns, commas between, such as text,label."""
+    """For CSV and TSV files without a header: their column names, separated by commas, such as text,label."""
     on_bad_row: OnBadRow | None = None
-    """stop, or skip and count; left out, to stop, unless the published files of the task are known to be bad."""
+    """On a malformed row: stop, or skip and count it; by default stop, except for published files with known errors."""
 
     def source(self, task: str, data: Any, dev: Any = None) -> "Source":
-        """Return the source of a task whose rows are read like this."""
+        """Return the source of a task whose rows are read with these settings."""
         return Source(task, data, dev, **asdict(self))
 
 
 @dataclass(frozen=True)
 class Source:
-    """A task by name, its rows, and which columns of the user's own rows hold what.
+    """A task by name, its rows, and the columns of the user's own rows.
 
-    ``data`` and ``dev`` are paths or data in memory: a list of dicts, ``(texts, labels)``,
-    ``((texts, pairs), labels)``, a data frame, an Arrow table, or an iterable of rows, which is read once. A published
-    task has a folder.
+    Attributes:
+        task: The kind of task (``classify``, ``multilabel``, ``regress``, ``tag``, ``answer``, ``choose``,
+            ``similarity``, ``correct``) for rows of your own, or a published task such as ``sst-2``.
+        data: The training rows: a path or data in memory (a list of dicts, ``(texts, labels)``,
+            ``((texts, pairs), labels)``, a data frame, an Arrow table, or an iterable of rows, which is consumed once).
+            For a published task, its folder.
+        dev: The dev rows, in the same forms; by default, a tenth of the training rows is held out.
+        text: The column with the texts, prompts or words.
+        pair: The column with the second texts of pairs.
+        label: The column with the labels.
+        on_bad_row: ``stop``, or ``skip`` and count; by default stop, except for published files with known bad rows.
+        options: For ``choose``: the column with a list of options, or comma-separated columns with one each.
+        columns: For CSV and TSV files without a header: their comma-separated column names.
+
+    Raises:
+        DataError: If the data has none of these forms.
+        ConfigError: If ``columns`` has empty or repeated names.
+
+    Example:
+        >>> source = cloze.Source("classify", (["good", "bad"], ["pos", "neg"]))
+        >>> source.data
+        RowsInMemory('train', 2 rows)
     """
 
     task: str
-    data: Any  # a TableSource, once created
+    data: Any  # a TableSource after initialization
     dev: Any = None
     text: str = RowSettings.text
     pair: str | None = RowSettings.pair
@@ -73,22 +93,22 @@ class Source:
         names = [] if self.columns is None else self.columns.split(",")
         if self.columns is not None and (not all(map(str.strip, names)) or len(set(names)) < len(names)):
             raise ConfigError(
-                f"columns is {self.columns!r}; expected different names with commas between, such as text,label"
+                f"columns is {self.columns!r}; expected different comma-separated names, such as text,label"
             )
 
     def rows_of(self, split: str) -> TableSource:
-        """Return where the rows of a split are; without dev rows, all rows stand in for them."""
+        """Return the rows of a split; without dev rows, all rows stand in for them."""
         rows: TableSource = self.dev if split == "dev" and self.dev is not None else self.data
         return rows
 
     @property
     def path(self) -> Path:
-        """The file or folder of the data; raises ``ConfigError`` if the rows are in memory."""
+        """The file or folder of the data. Raises ``ConfigError`` if the rows are in memory."""
         return self._path(self.data)
 
     @property
     def dev_path(self) -> Path | None:
-        """The file of the dev rows, if there is one."""
+        """The file of the dev rows, or None."""
         return None if self.dev is None else self._path(self.dev)
 
     def _path(self, rows: TableSource) -> Path:
@@ -100,22 +120,22 @@ class Source:
         )
 
     def recorded(self) -> dict[str, Any]:
-        """Return the source as a run records it, to be compared when the run is resumed."""
+        """Return the values that a run records, to be compared when it is resumed."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         texts = {name: one.recorded() if isinstance(one, RowsInMemory) else one for name, one in values.items()}
         return {name: None if value is None else str(value) for name, value in texts.items()}
 
     def header(self, path: TableSource) -> tuple[str, ...] | None:
-        """Return the columns of a file without a header, as they were named; None if it has one."""
+        """Return the columns that were named for a file without a header; None if no columns were named."""
         return None if self.columns is None else parse_columns(self.columns, path)
 
     def columns_named(self) -> dict[str, str]:
-        """Return the columns that differ from their defaults."""
+        """Return the column settings that differ from their defaults."""
         return {name: value for name in COLUMNS if (value := getattr(self, name)) != getattr(RowSettings, name)}
 
 
 def parse_columns(names: str, path: TableSource) -> tuple[str, ...]:
-    """Return the names of the columns of a file without a header; refuse them for a file whose rows name theirs."""
+    """Return the column names for a file without a header; refuse them for a file whose rows name their columns."""
     if not isinstance(path, Path) or table_ending(path) in (".jsonl", ".ndjson", ".json", ".parquet"):
         raise ConfigError(
             f"columns is {names!r}, which is for CSV and TSV files without a header; the rows of {path} "
@@ -124,13 +144,13 @@ def parse_columns(names: str, path: TableSource) -> tuple[str, ...]:
     return tuple(name.strip() for name in names.split(","))
 
 
-# Between the labels of a row that bears several: a list in JSON or Parquet, else a text such as "sports|politics".
+# Separates the labels of a multi-label row, as in "sports|politics"; JSON and Parquet may have a list instead.
 SEVERAL = "|"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One example: ``label`` is as the file spells it, ``fields`` has every column of it."""
+    """One example. ``label`` is spelled as in the file; ``fields`` has all its columns."""
 
     place: str
     text: str
@@ -141,22 +161,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold the text, the pair and the label."""
+    """The columns that contain the text, the pair and the label, and how their cells are read."""
 
     text: str
     pair: str | None = None
     label: str | None = None
-    several: bool = False  # a row may bear any number of labels
+    several: bool = False  # whether a row may have any number of labels
     skippable: bool = True  # whether the caller has an option to skip bad rows
-    unlabelled: frozenset[str] = frozenset()  # what a published file writes where a row has no label
-    convert: Callable[[Record], Record] | None = None  # of a published file whose texts are made from several cells
+    unlabelled: frozenset[str] = frozenset()  # what a published file has in place of a missing label
+    convert: Callable[[Record], Record] | None = None  # for published files whose texts combine several cells
     in_memory: bool = False
 
     @property
     def otherwise(self) -> str:
         """The alternative to correcting a bad row, for error messages."""
         skip = "pass on_bad_row='skip'" if self.in_memory else f"pass {format_option('on_bad_row', 'skip')}"
-        return skip if self.skippable else "take the row out"
+        return skip if self.skippable else "remove the row"
 
     def names(self) -> list[str]:
         """Return the required columns."""
@@ -164,17 +184,17 @@ class Columns:
 
 
 class RowFile:
-    """The rows of a file, read again by each iteration; ``skipped`` and ``problem`` describe the latest one."""
+    """The rows of a file, read anew by each iteration; ``skipped`` and ``problem`` describe the latest iteration."""
 
     def __init__(self, path: TableSource, columns: Columns, header: Sequence[str] | None, on_bad_row: OnBadRow) -> None:
         self.path = path
         self.columns = columns
         self.skipped = 0
         self.unlabelled = 0  # rows that are marked as having no label
-        self.problem: str | None = None  # the first bad row's
+        self.problem: str | None = None  # message of the first bad row
         self._header = header
         self._on_bad_row = on_bad_row
-        # Problems of the file itself are found before any row is read.
+        # Report problems of the file itself before any row is read.
         self._opened: Table | None = self._open()
         if not isinstance(path, Path) or not path.is_fifo():  # a pipe cannot be opened again
             self._opened.close()
@@ -239,10 +259,22 @@ def read_rows(
     unlabelled: frozenset[str] = frozenset(),
     convert: Callable[[Record], Record] | None = None,
 ) -> RowFile:
-    """Open a CSV, TSV, JSONL or Parquet file, or rows in memory, by column names; ``header`` is for a file without one.
+    """Open a CSV, TSV, JSONL or Parquet file, or rows in memory, by column names.
 
-    ``skippable`` says whether there is an ``--on-bad-row`` to name as a way out; ``unlabelled`` is what stands for a
-    label in rows that have none, which are counted and left out; ``convert`` makes the cells that are named.
+    Args:
+        path: The file, or the rows in memory.
+        text: The column with the texts.
+        pair: The column with the second texts, if any.
+        label: The column with the labels, if any.
+        several: Whether a row may have any number of labels.
+        on_bad_row: Whether a bad row stops the reading or is skipped and counted.
+        header: The column names of a file without a header.
+        skippable: Whether error messages may suggest ``--on-bad-row``.
+        unlabelled: Values in place of a label in rows without one; these rows are counted and skipped.
+        convert: Computes the named cells of a record.
+
+    Returns:
+        The rows, which can be iterated repeatedly.
     """
     source = Path(path) if isinstance(path, str) else path
     in_memory = isinstance(source, RowsInMemory)
@@ -252,7 +284,7 @@ def read_rows(
 
 
 def make_row(record: Record, columns: Columns) -> Row:
-    """Return the row of a record; raise ``RowError`` if a text or label is invalid."""
+    """Convert a record to a row; raise ``RowError`` if a text or label is invalid."""
     if columns.convert is not None:
         record = columns.convert(record)
     for name in columns.names():
@@ -269,7 +301,7 @@ def make_row(record: Record, columns: Columns) -> Row:
 
 def _text_of(record: Record, name: str, otherwise: str) -> str:
     value = record.cells[name]
-    if value is None or value != value:  # NaN, as pandas stores a missing text
+    if value is None or value != value:  # NaN, which pandas uses for a missing text
         raise RowError(f"{record.place}: {name!r} is {value}; expected text in quotes; fill it in, or {otherwise}")
     if not isinstance(value, str):
         raise RowError(f"{record.place}: {name!r} is {value!r:.40}; expected text in quotes")
@@ -291,16 +323,14 @@ def _label_of(record: Record, name: str, columns: Columns) -> str:
         labels = [str(label) for label in value]
         for label in labels:
             if SEVERAL in label:
-                raise RowError(
-                    f"{record.place}: the label {label!r:.40} has a {SEVERAL!r}, which stands between labels"
-                )
+                raise RowError(f"{record.place}: the label {label!r:.40} has a {SEVERAL!r}, which separates labels")
         return SEVERAL.join(labels)
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str | int | float):
         raise RowError(f"{record.place}: {name!r} is {value!r:.40}; expected a text or a number")
-    if isinstance(value, float) and math.isnan(value):  # how pandas writes an empty cell of numbers
-        raise RowError(f"{record.place}: {name!r} is nan, no label; label the row, or {columns.otherwise}")
+    if isinstance(value, float) and math.isnan(value):  # pandas uses NaN for an empty cell of a numeric column
+        raise RowError(f"{record.place}: {name!r} is nan; label the row, or {columns.otherwise}")
     label = str(value).strip()
     if not label and not columns.several:
         raise RowError(f"{record.place}: {name!r} is empty; label the row, or {columns.otherwise}")
@@ -308,7 +338,7 @@ def _label_of(record: Record, name: str, columns: Columns) -> str:
 
 
 def _offer(name: str, known: Sequence[str]) -> str:
-    """Return the existing columns and the likely intended one."""
+    """Return the end of an error message: the existing columns, and the one that was probably meant."""
     hint = did_you_mean(name, known) if known else ""
     nearest = hint if "did you mean" in hint else "; name one of these"
     return f"; it has: {', '.join(known)}{nearest}"

@@ -1,8 +1,8 @@
 """Read tables (CSV, TSV, JSONL, Parquet) as records: cells by column name, with their place in the file.
 
-CSV follows RFC 4180: a quoted cell may hold commas, doubled quotes and line ends, and a record's place is the
-line on which it begins. Tabs or semicolons may stand for the commas, as the first line shows. TSV has no quoting at
-all, as in GLUE: a quote is a character like any other.
+CSV follows RFC 4180: a quoted cell may contain commas, doubled quotes and line breaks. The place of a record is the
+line on which it starts. The first line determines whether commas, tabs or semicolons separate the cells. TSV has no
+quoting, as in GLUE: a quote is an ordinary character.
 """
 
 import csv
@@ -18,10 +18,10 @@ from cloze import files
 from cloze.errors import DataError, format_option
 from cloze.files import BROKEN_ARCHIVE, COMPRESSED, Lines, RowError, broken_archive, check_is_file, open_file
 
-# Bytes in which the first line of a file, or enough of it, is looked for.
+# Bytes in which the first line of a file is searched for a delimiter.
 _PEEKED = 65536
 _LONGEST_NAME = 40
-# Rows of a Parquet file in memory at once.
+# Rows of a Parquet file that are in memory at the same time.
 _PARQUET_ROWS = 64
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _SENTENCE = re.compile(r"[。！？，；]|[.!?](\s|$)|\w+(\s+\w+){3}")
@@ -34,20 +34,20 @@ TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet"})
 
 @dataclass(frozen=True)
 class Record:
-    """One row of a table: cells by column; strings in CSV and TSV, any value in JSONL and Parquet."""
+    """One row of a table, as cells by column: strings in CSV and TSV, any value in JSONL and Parquet."""
 
     place: str
     cells: dict[str, object]
 
 
 class Table(Iterator[Record]):
-    """An open table. ``columns`` is None if each row names its own; reading can continue after a ``RowError``."""
+    """An open table. ``columns`` is None if each row names its own. Reading can continue after a ``RowError``."""
 
     columns: tuple[str, ...] | None
 
     @abstractmethod
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
 
 
 class CellTable(Table):
@@ -80,13 +80,13 @@ class CellTable(Table):
         return Record(self._records.place, dict(zip(self.columns, cells, strict=True)))
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         self._stream.close()
 
     def _refuse_header(self, cells: list[str]) -> None:
-        """Refuse a header in a file that was said to have none: it would be read as a row with a label of its own."""
+        """Refuse a header in a file declared to have none: it would become a row with a label of its own."""
         assert self.columns is not None
-        self._headerless = False  # only the first row can be one
+        self._headerless = False  # only the first row can be a header
         if any(cell.strip() == name for cell, name in zip(cells, self.columns, strict=True)):
             raise DataError(
                 f"{self._records.place}: {', '.join(cells)[:60]!r} is a header, but the columns were named as for a "
@@ -105,29 +105,29 @@ class CellTable(Table):
         except StopIteration:
             raise DataError(f"{path} is empty; expected a header and rows") from None
         except RowError as error:
-            raise DataError(str(error)) from error  # without a header no row can be read, so none can be skipped
+            raise DataError(str(error)) from error  # not a RowError: without a header, skipping rows does not help
         twice = [name for name in names if names.count(name) > 1]
         if twice and looks_like_data(names):
             raise DataError(f"{self._records.place}: {no_header(names)}")
         if twice:
             raise DataError(
                 f"{self._records.place}: the header names column {twice[0]!r} {names.count(twice[0])} times; "
-                "give every column a name of its own"
+                "give every column a unique name"
             )
         return tuple(names)
 
 
 class TabbedRecords(Iterator[list[str]]):
-    """Lines split at tabs."""
+    """Records of a file without quoting: lines split at tabs."""
 
-    advice = "put one tab between cells and none inside (quotes do not protect one here; in a .csv file they do)"
+    advice = "put one tab between cells and none inside (quotes do not protect it here; in a .csv file they do)"
 
     def __init__(self, source: Lines) -> None:
         self._source = source
 
     @property
     def place(self) -> str:
-        """Return the place of the last record."""
+        """The place of the last record."""
         return self._source.place
 
     def __next__(self) -> list[str]:
@@ -137,17 +137,17 @@ class TabbedRecords(Iterator[list[str]]):
 class QuotedRecords(Iterator[list[str]]):
     """CSV records, which may span several lines."""
 
-    advice = "put quotes around a cell that holds a comma"
+    advice = "put quotes around a cell that contains a comma"
 
     def __init__(self, source: Lines, delimiter: str = ",") -> None:
-        # The csv module has a low, process-wide limit on cells; ``Lines`` limits them already.
+        # The csv module has a low, process-wide limit on the size of cells; ``Lines`` has a limit of its own.
         csv.field_size_limit(max(csv.field_size_limit(), 2 * files.LONGEST_LINE))
         self._feed = BoundedLines(source)
         self._parsed = csv.reader(self._feed, strict=True, delimiter=delimiter)
 
     @property
     def place(self) -> str:
-        """Return the place where the last record begins."""
+        """The place where the last record starts."""
         return self._feed.place
 
     def __next__(self) -> list[str]:
@@ -167,7 +167,7 @@ class QuotedRecords(Iterator[list[str]]):
 
 
 def find_delimiter(stream: BinaryIO, delimiters: str, path: Path) -> str:
-    """Return what separates the cells of a file: the first of ``delimiters`` that its first line has."""
+    """Return the delimiter of a file: the first of ``delimiters`` that occurs in its first line."""
     peek = getattr(stream, "peek", None)
     try:
         first = b"" if peek is None else bytes(peek(_PEEKED)).partition(b"\n")[0]
@@ -177,12 +177,12 @@ def find_delimiter(stream: BinaryIO, delimiters: str, path: Path) -> str:
 
 
 def looks_like_data(names: Sequence[str]) -> bool:
-    """Return whether a first row seems to hold data: a number, a long cell, or a sentence."""
+    """Return whether a first row seems to be data: it has a number, a long cell, or a sentence."""
     return any(_NUMBER.fullmatch(name) or len(name) > _LONGEST_NAME or _SENTENCE.search(name) for name in names)
 
 
 def no_header(names: Sequence[str]) -> str:
-    """Return the message for a file whose first row seems to hold data."""
+    """Return the error message for a file whose first row seems to be data."""
     shown = ", ".join(name if len(name) <= 20 else f"{name[:20]}..." for name in names)
     return (
         f"the first row looks like data ({shown}), not like the names of columns; name them, such as with "
@@ -191,7 +191,7 @@ def no_header(names: Sequence[str]) -> str:
 
 
 class BoundedLines(Iterator[str]):
-    """Lines for the csv module, with a limit per record; unlike a generator, it continues after an error."""
+    """Lines for the csv module, limited in length per record; unlike a generator, it can continue after an error."""
 
     def __init__(self, source: Lines) -> None:
         self.place = ""
@@ -216,14 +216,14 @@ class BoundedLines(Iterator[str]):
             return next(self._source)
         except RowError as error:
             if error.line is None and self._characters:
-                raise DataError(str(error)) from error  # the end of the record is unknown, so it cannot be skipped
+                raise DataError(str(error)) from error  # not a RowError: where the record ends is unknown
             if error.line is None:
                 raise
             self.flaw = self.flaw or error
             return error.line
 
     def unclosed(self) -> DataError:
-        """Return the error of an unclosed quote; not a ``RowError``, since it swallows more than one row."""
+        """Return the error for an unclosed quote; not a ``RowError``, since it may extend over many rows."""
         return DataError(f'{self.place}: a quote opens in this row and does not close; write "" for a quote in a cell')
 
 
@@ -245,25 +245,25 @@ class JsonTable(Table):
             value = json.loads(line)
         except json.JSONDecodeError as error:
             raise RowError(
-                f"{place}: not JSON ({error.msg} at character {error.pos + 1}); expected one object a line"
+                f"{place}: not JSON ({error.msg} at character {error.pos + 1}); expected one object per line"
             ) from error
         except (RecursionError, ValueError) as error:  # deep nesting, or an integer of thousands of digits
-            raise RowError(f"{place}: JSON that cannot be read ({error}); expected one flat object a line") from error
+            raise RowError(f"{place}: JSON that cannot be read ({error}); expected one flat object per line") from error
         if not isinstance(value, dict):
             raise RowError(f"{place}: {line[:40]!r} is not an object; expected one such as " + '{"text": "..."}')
         return Record(place, value)
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         self._stream.close()
 
 
 class ParquetTable(Table):
-    """Parquet, read in batches; a place is a row number."""
+    """Parquet, read in batches; the place of a record is its row number."""
 
     def __init__(self, path: Path) -> None:
         check_is_file(path)
-        import pyarrow  # takes a quarter of a second, so only for Parquet
+        import pyarrow  # deferred: it takes a quarter of a second and is needed only for Parquet
         from pyarrow import parquet
 
         try:
@@ -279,7 +279,7 @@ class ParquetTable(Table):
         return next(self._records)
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         self._file.close()
 
     def _read(self, path: Path) -> Iterator[Record]:
@@ -292,14 +292,14 @@ class ParquetTable(Table):
                 for cells in batch.to_pylist():
                     number += 1
                     yield Record(f"{path}:{number}", cells)
-        except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: timestamps finer than Python's
+        except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: timestamps too precise for Python
             raise DataError(
                 f"{path}: cannot be read after row {number} ({str(error).splitlines()[0]}); write it again"
             ) from error
 
 
 def _check_cells(batch: Any, path: Path, first: int) -> None:
-    """Raise an error if a cell is longer than a line of any other table may be, before it becomes an object."""
+    """Refuse a cell above the size limit for lines of other tables, before it becomes a Python object."""
     if batch.nbytes <= files.LONGEST_LINE:
         return
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -313,33 +313,33 @@ def _check_cells(batch: Any, path: Path, first: int) -> None:
 
 
 def _cell_size(cell: Any) -> int:
-    """Return the bytes of a string in an Arrow column; 0 for other types."""
+    """Return the size in bytes of a string in an Arrow column; 0 for other types."""
     plain = getattr(cell, "value", cell) if hasattr(cell, "dictionary") else cell
     buffer = plain.as_buffer() if hasattr(plain, "as_buffer") else None
     return 0 if buffer is None else len(buffer)
 
 
 def is_table(path: "TableSource") -> bool:
-    """Return whether the file extension is that of a table; other files hold one text per line."""
+    """Return whether the file extension is that of a table; other files have one text per line."""
     return not isinstance(path, Path) or table_ending(path) in TABLES
 
 
 def table_ending(path: "TableSource") -> str:
-    """Return the lower-case file extension, without that of a compression; none for rows in memory."""
+    """Return the lower-case file extension, ignoring that of a compression; empty for rows in memory."""
     if not isinstance(path, Path):
         return ""
     return (Path(path.stem).suffix if path.suffix.lower() in COMPRESSED else path.suffix).lower()
 
 
 def open_table(path: "TableSource", columns: Sequence[str] | None = None) -> Table:
-    """Open a table by its file extension; ``columns`` names the columns of a CSV or TSV file without a header."""
+    """Open a table by its file extension; ``columns`` are the column names of a CSV or TSV file without a header."""
     if not isinstance(path, Path):
         return path.open()
     kind = table_ending(path)
     match kind:
         case ".csv":
             return CellTable(path, columns, ",\t;", quoted=True)
-        case ".txt" if columns is not None:  # without a header; published ones have tabs between the cells
+        case ".txt" if columns is not None:  # files without a header; published ones are separated by tabs
             return CellTable(path, columns, "\t,", quoted=False)
         case ".tsv":
             return CellTable(path, columns, "\t", quoted=False)
@@ -349,6 +349,6 @@ def open_table(path: "TableSource", columns: Sequence[str] | None = None) -> Tab
             return ParquetTable(path)
     check_is_file(path)
     raise DataError(
-        f"{path}: the ending {kind!r} tells no kind of table; "
+        f"{path}: the ending {kind!r} is not that of a table; "
         "expected .csv, .tsv, .jsonl (each also with .gz or .xz) or .parquet: rename or convert the file"
     )

@@ -1,7 +1,7 @@
-"""Small changes of a text that leave its label what it is (Wei and Zou, 2019, "EDA: easy data augmentation").
+"""Small edits of a text that preserve its label (Wei and Zou, 2019, "EDA: easy data augmentation").
 
-A text is its words and what stands between them. Words change their places, get lost, are said twice or are replaced by
-similar ones; marks and spaces stay where they were. Everything follows from the generator that is passed.
+A text is split into words and the gaps between them. Words are swapped, deleted, duplicated or replaced by synonyms;
+punctuation and spaces stay where they were. All random choices come from the generator that is passed.
 """
 
 import re
@@ -16,13 +16,13 @@ from cloze.files import Lines, open_file
 from cloze.text import WordSplitter
 from cloze.text.characters import is_ideograph
 
-# Of the words of a text, and one at the least: the paper's advice for all but the smallest sets of rows.
+# Fraction of the words of a text to edit, at least one: the paper's recommendation for all but the smallest data sets.
 SHARE = 0.1
 
-# Letters and digits, with what may stand between those of one word: don't, well-known.
+# Letters and digits, with apostrophes and hyphens inside a word: don't, well-known.
 _RUN = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 
-Similar = Mapping[str, Sequence[str]]  # by words in small letters
+Similar = Mapping[str, Sequence[str]]  # lower-case word -> similar words
 
 
 @dataclass
@@ -41,28 +41,28 @@ class _Words:
 
 
 class Editor:
-    """Makes changed copies of texts."""
+    """Creates edited copies of texts."""
 
     def __init__(self, similar: Similar, share: float = SHARE) -> None:
-        """``similar`` gives the words that may stand for a word."""
+        """Create an editor; ``similar`` maps a word to its possible replacements."""
         self._similar, self._share = similar, share
         self._splitter = WordSplitter()
 
     def words(self, text: str) -> list[str]:
-        """The words of a text that may be changed, marks left out."""
+        """Return the words of a text that can be edited, without punctuation."""
         return self._split(text).words
 
     def edit(self, text: str, generator: np.random.Generator) -> str | None:
-        """A copy of a text with one kind of change; None where none of them changes it."""
+        """Return a copy of a text with one kind of edit; None if no kind of edit changes it."""
         split = self._split(text)
         count = changes_of(len(split.words), self._share)
         for number in generator.permutation(4):
             change = (self._replace, _swap, _delete, _insert)[number]
             changed = split.copy()
             change(changed, count, generator)
-            told = changed.joined()
-            if told != text and told.strip():
-                return told
+            edited = changed.joined()
+            if edited != text and edited.strip():
+                return edited
         return None
 
     def _split(self, text: str) -> _Words:
@@ -72,14 +72,14 @@ class Editor:
         return _Words([text[slice(*span)] for span in spans], gaps)
 
     def _parts(self, text: str, start: int, end: int) -> list[tuple[int, int]]:
-        """A run of letters as it is; Chinese has no spaces, and its words are the splitter's."""
+        """Return the spans of the words in a run of letters: one, or those of the word splitter for Chinese."""
         run = text[start:end]
         if not any(map(is_ideograph, run)):
             return [(start, end)]
         return [(start + first, start + last) for first, last in self._splitter.spans(run)]
 
     def _replace(self, split: _Words, count: int, generator: np.random.Generator) -> None:
-        """Say some words by similar ones."""
+        """Replace some words by similar ones."""
         known = [place for place, word in enumerate(split.words) if self._similar.get(word.lower())]
         for place in _some(known, count, generator):
             word = split.words[place]
@@ -88,12 +88,12 @@ class Editor:
 
 
 def changes_of(words: int, share: float) -> int:
-    """How many of so many words are changed."""
+    """Return how many of ``words`` words to edit."""
     return max(1, round(share * words))
 
 
 def cased_like(word: str, other: str) -> str:
-    """A word with a capital where the one that it stands for had one."""
+    """Return ``other``, capitalized if ``word`` is."""
     return other[:1].upper() + other[1:] if word[:1].isupper() else other
 
 
@@ -103,14 +103,14 @@ def _some(places: Sequence[int], count: int, generator: np.random.Generator) -> 
 
 
 def _swap(split: _Words, count: int, generator: np.random.Generator) -> None:
-    """Let pairs of words change places, each of the words that are changed in one pair."""
+    """Swap pairs of words; each word is in at most one pair."""
     places = _some(range(len(split.words)), max(2, count // 2 * 2), generator)
     for one, other in zip(places[::2], places[1::2], strict=False):
         split.words[one], split.words[other] = split.words[other], split.words[one]
 
 
 def _delete(split: _Words, count: int, generator: np.random.Generator) -> None:
-    """Lose some words, never all of them, and the space that stood before each."""
+    """Delete some words, never all of them, with the space before each."""
     lost = _some(range(len(split.words)), min(count, len(split.words) - 1), generator)
     for place in sorted(lost, reverse=True):
         del split.words[place]
@@ -119,7 +119,7 @@ def _delete(split: _Words, count: int, generator: np.random.Generator) -> None:
 
 
 def _insert(split: _Words, count: int, generator: np.random.Generator) -> None:
-    """Say some of the words once more, before others."""
+    """Insert copies of some words before other words."""
     for _ in range(min(count, len(split.words))):
         word = split.words[int(generator.integers(len(split.words)))]
         place = int(generator.integers(len(split.words)))
@@ -128,7 +128,7 @@ def _insert(split: _Words, count: int, generator: np.random.Generator) -> None:
 
 
 def read_synonyms(path: Path) -> dict[str, list[str]]:
-    """Read a word, a tab and its synonyms with spaces between a line; synonyms hold both ways only if both are told."""
+    """Read lines with a word, a tab and its space-separated synonyms; the relation is not made symmetric."""
     found: dict[str, list[str]] = {}
     with open_file(path) as stream:
         lines = Lines(path, stream)
@@ -137,13 +137,11 @@ def read_synonyms(path: Path) -> dict[str, list[str]]:
             if not line.strip():
                 continue
             if not word.strip() or not others.strip():
-                raise DataError(
-                    f"{lines.place}: {line[:50]!r}; expected a word, a tab, and synonyms with spaces between"
-                )
+                raise DataError(f"{lines.place}: {line[:50]!r}; expected a word, a tab, and space-separated synonyms")
             own = word.strip().lower()
             found.setdefault(own, []).extend(other for other in others.split() if other.lower() != own)
     if not any(found.values()):
-        raise DataError(f"{path}: no word with a synonym in it; expected a word, a tab, and synonyms a line")
+        raise DataError(f"{path}: no word with a synonym in it; expected a word, a tab, and synonyms on each line")
     return found
 
 
@@ -153,13 +151,13 @@ def edit_rows(
     copies: int,
     generator_of: Callable[[int, int], np.random.Generator],
 ) -> list[tuple[int, tuple[str, ...]]]:
-    """So many changed copies of each row, with the number of the row; all texts of a row are changed that can be."""
-    made = []
+    """Return ``copies`` edited copies of each row with the row's index; every text of a row is edited if possible."""
+    result = []
     for copy in range(copies):
         for row, parts in enumerate(texts):
             generator = generator_of(copy, row)
             edited = [editor.edit(part, generator) for part in parts]
             if any(part is not None for part in edited):
-                told = zip(edited, parts, strict=True)
-                made.append((row, tuple(old if new is None else new for new, old in told)))
-    return made
+                pairs = zip(edited, parts, strict=True)
+                result.append((row, tuple(old if new is None else new for new, old in pairs)))
+    return result

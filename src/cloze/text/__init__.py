@@ -1,4 +1,4 @@
-"""Text -> ids: vocabulary, tokenizer, sentences and words. Nothing here knows of tensors."""
+"""From text to ids: vocabulary, tokenizer, sentences and words. This package does not depend on torch."""
 
 from cloze.text.encoding import Encoding, Pieces, window_spans
 from cloze.text.segmentation import WordSplitter, encode_words, word_indices

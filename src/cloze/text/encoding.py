@@ -1,8 +1,8 @@
 """Results of the tokenizer: tokens with ids and offsets, words with their rung of the OOV ladder, and truncation.
 
-Texts beyond a model's maximum length are cut at the end, reduced to their head and tail, or read in overlapping
-windows. The number of dropped tokens is always recorded. Head and tail get a quarter and three quarters of the tokens,
-as 128 and 382 in Sun et al. (2019), where this was best for reviews.
+Texts longer than a model's maximum length are truncated at the end, reduced to their head and tail, or encoded in
+overlapping windows. The number of dropped tokens is always recorded. The head gets a quarter of the tokens and the tail
+three quarters, like the 128 and 382 tokens of Sun et al. (2019), which worked best for reviews.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -22,10 +22,10 @@ RUNGS: dict[Rung, int] = {
     "look-alike": 5,
     "unknown": 5,
 }
-_HEAD = 0.25  # share of the head in "head-tail" truncation
+_HEAD = 0.25  # fraction of the head in "head-tail" truncation
 
 
-@dataclass(eq=False, slots=True)  # created for every word that a rung changes: must be cheap
+@dataclass(eq=False, slots=True)  # created for every word that a rung changes, so it must be cheap
 class Mark:
     """The rung that produced a token. Tokens produced together share one ``Mark``; plain WordPiece tokens have none."""
 
@@ -37,8 +37,8 @@ class Mark:
 class Pieces:
     """The tokens of one text, without special tokens.
 
-    ``unread`` counts tokens lost before truncation. ``marks`` has one entry per token, or is None if only the first
-    rung was used.
+    ``unread`` is the number of tokens that were lost before truncation. ``marks`` has one entry per token, or is None
+    if only the first rung was used.
     """
 
     ids: list[int]
@@ -50,7 +50,7 @@ class Pieces:
         return len(self.ids)
 
     def slice(self, start: int, stop: int) -> "Pieces":
-        """Return the tokens from ``start`` to ``stop``."""
+        """Return the tokens in ``[start, stop)``."""
         marks = None if self.marks is None else self.marks[start:stop]
         return Pieces(self.ids[start:stop], self.offsets[start:stop], self.unread, marks)
 
@@ -68,10 +68,10 @@ class Encoding:
     Attributes:
         ids: Vocabulary ids.
         segments: Segment (token type) ids.
-        tokens: The pieces themselves.
+        tokens: The pieces as strings.
         offsets: Start and end in code points of the original text; (0, 0) for special tokens.
-        sources: The text that a token comes from: 0 the first, 1 the second; None for special tokens.
-        dropped: Number of tokens removed by truncation; a lower bound for texts of many thousand characters.
+        sources: Index of the text that a token comes from (0 or 1); None for special tokens.
+        dropped: Number of tokens removed by truncation; a lower bound for texts of many thousands of characters.
         marks: The rung that produced each token; None if only the first rung was used.
     """
 
@@ -85,7 +85,7 @@ class Encoding:
 
     @property
     def unknown(self) -> int:
-        """Return the number of ``[UNK]`` tokens."""
+        """The number of ``[UNK]`` tokens."""
         return self.tokens.count(UNKNOWN)
 
 
@@ -105,7 +105,11 @@ class Word:
 
 
 def is_word_start(index: int, by_piece: bool, marks: Sequence[Mark | None] | None) -> bool:
-    """Return whether a word starts at a token: by its piece (no ``##``), unless it or its neighbour has a mark."""
+    """Return whether a word starts at a token.
+
+    Without marks, the piece decides (``by_piece``: it has no ``##``). If the token or the one before it has a mark, a
+    word starts where the mark changes.
+    """
     if index == 0:
         return True
     if marks is None or (marks[index] is None and marks[index - 1] is None):
@@ -114,7 +118,7 @@ def is_word_start(index: int, by_piece: bool, marks: Sequence[Mark | None] | Non
 
 
 def word_spans(starts: Sequence[bool], marks: Sequence[Mark | None] | None) -> Iterator[tuple[int, int]]:
-    """Yield the token range of each word; ``starts`` flags the pieces without ``##``."""
+    """Yield the token range of each word; ``starts`` is true for pieces without ``##``."""
     first = 0
     for index in range(1, len(starts)):
         if starts[index] if marks is None else is_word_start(index, starts[index], marks):
@@ -125,7 +129,7 @@ def word_spans(starts: Sequence[bool], marks: Sequence[Mark | None] | None) -> I
 
 
 def read_words(encoding: Encoding, texts: Sequence[str], added: Collection[int] = ()) -> list[Word]:
-    """Group the tokens of an encoding into words; ``added`` holds the ids of words added after training."""
+    """Group the tokens of an encoding into words; ``added`` has the ids of words added after training."""
     starts = [not token.startswith(CONTINUATION) for token in encoding.tokens]
     return [
         _read_word(encoding, start, stop, texts, added)
@@ -163,11 +167,11 @@ def unmarked_rung(ids: Sequence[int], is_unknown: bool, added: Collection[int]) 
 
 
 def truncate_longest(lengths: list[int], budget: int) -> list[int]:
-    """Return how many tokens of each part to keep so that the sum is at most ``budget``.
+    """Return the number of tokens to keep of each part, so that the sum is at most ``budget``.
 
-    Tokens are removed one at a time from the end of the longest part; among equally long parts from the later one, as
-    in the published BERT code. The "longest first" strategy of ``tokenizers`` treats an odd token differently; models
-    were trained with the former.
+    As in the published BERT code, tokens are removed one at a time from the end of the longest part, and from the later
+    one of equally long parts. The "longest first" strategy of ``tokenizers`` distributes an odd token differently, but
+    the published models were trained with the original code.
     """
     if sum(lengths) <= budget:
         return lengths
@@ -178,7 +182,7 @@ def truncate_longest(lengths: list[int], budget: int) -> list[int]:
             break
         remaining -= length
     kept = [min(length, share) for length in lengths]
-    # What does not divide evenly goes to the first of the truncated parts.
+    # The remainder of the division goes to the first truncated parts.
     for part in [part for part, length in enumerate(lengths) if length > share][: budget - sum(kept)]:
         kept[part] += 1
     return kept
@@ -186,7 +190,7 @@ def truncate_longest(lengths: list[int], budget: int) -> list[int]:
 
 def keep_head_and_tail(parts: tuple[Pieces, ...], budget: int) -> tuple[Pieces, ...]:
     """Remove tokens from the middle of the longest parts until all fit into ``budget``."""
-    # The longest parts are shortened first, down to the length of the next.
+    # A common limit shortens the longest parts first.
     limit = budget
     while sum(min(len(part), limit) for part in parts) > budget:
         limit -= 1
@@ -201,7 +205,7 @@ def _head_and_tail(part: Pieces, limit: int) -> Pieces:
 
 
 def record_dropped(whole: Pieces, kept: Pieces) -> Pieces:
-    """Return ``kept`` with the tokens of ``whole`` that it lacks counted as unread."""
+    """Return ``kept`` with the number of tokens missing from ``whole`` added to ``unread``."""
     return replace(kept, unread=whole.unread + len(whole) - len(kept))
 
 

@@ -1,8 +1,8 @@
-"""Text -> words, the units of whole-word masking (Devlin et al. 2019, the published code's note of May 2019).
+"""Split text into words, the units of whole-word masking (published code of Devlin et al. 2019, note of May 2019).
 
-An English word is what BERT's basic tokenizer yields: a run of letters, or a single punctuation mark. BERT tokenizes
-Chinese by character; words are found by ``rjieba``, a port of the segmenter jieba (Cui et al. 2021, section 3.1). Users
-may extend its dictionary. In both languages a word consists of whole BERT tokens.
+An English word is a token of BERT's basic tokenizer: a run of letters or a single punctuation mark. BERT tokenizes
+Chinese by character, so Chinese words come from ``rjieba``, a port of the segmenter jieba (Cui et al. 2021, section
+3.1). Users can extend its dictionary. In both languages, a word consists of whole BERT tokens.
 """
 
 import re
@@ -18,20 +18,20 @@ from cloze.text.characters import IDEOGRAPHS, replace_surrogates, starts_word, w
 from cloze.text.encoding import Mark, Pieces, word_spans
 from cloze.text.tokenizer import Tokenizer
 
-# Punctuation at which jieba does not split: it processes runs of these, letters, digits and ideographs as a unit.
+# Punctuation at which jieba does not split: it processes a run of these marks, letters, digits and ideographs at once.
 _JOINING = "+#&._%-"
-# Maximum number of characters per call of jieba. Ordinary texts have punctuation or whitespace long before.
+# Maximum number of characters per jieba call. Ordinary texts have punctuation or whitespace long before this limit.
 _MAX_CUT = 65_536
-# ``Tokenizer.encode_pieces`` reads at most a million characters of a text.
+# ``Tokenizer.encode_pieces`` encodes at most a million characters of a text.
 _MAX_ENCODED = 500_000
-# The frequencies of jieba's dictionary add up to sixty million.
+# For comparison, the frequencies in jieba's dictionary add up to sixty million.
 _MAX_FREQUENCY = 1_000_000_000
 _TAG = re.compile(r"[a-z]+")  # part of speech
 _LOAD_LOCK = threading.Lock()
 
 
 class _Entry(NamedTuple):
-    """A line of a dictionary."""
+    """An entry of a user dictionary."""
 
     word: str
     frequency: int | None
@@ -47,21 +47,21 @@ class _Patterns(NamedTuple):
 
 
 class WordSplitter:
-    """Split texts into words with jieba and an optional user dictionary.
+    """Splits texts into words with jieba and an optional user dictionary.
 
-    jieba is loaded with the first Chinese text, which takes a third of a second. Afterwards the splitter does not
-    change: it is safe to use from several threads, and can be pickled.
+    The first Chinese text loads jieba, which takes a third of a second. The splitter can be pickled and used from
+    several threads.
 
     Args:
-        dictionary: A file in jieba's format, or its lines: a word, optionally its frequency and tag, separated by
-            spaces. A word without a frequency gets one high enough to be found. Words with punctuation or spaces are
-            rejected, because jieba splits there first.
+        dictionary: A file in jieba's format, or its lines: a word and optionally its frequency and tag, separated by
+            spaces. A word without a frequency gets one that is high enough for the word to be found. Words with
+            punctuation or spaces are rejected, because jieba always splits there.
     """
 
     def __init__(self, dictionary: Path | str | Iterable[str] | None = None) -> None:
         self._entries = _read_dictionary(dictionary)
         self._user_words = frozenset(entry.word for entry in self._entries)
-        # For words such as "covid-19", runs without ideographs have to be segmented too.
+        # User words such as "covid-19" require that runs without ideographs are segmented too.
         self._joins_letters = any(not _patterns().ideograph.search(word) for word in self._user_words)
         self._engine: Any = None
 
@@ -91,7 +91,7 @@ class WordSplitter:
     def _split_mixed(self, text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Split a run of letters, ideographs and joining punctuation without spaces.
 
-        Start from BERT's tokens and merge those inside one Chinese word ("T恤", "卡拉OK") or user word.
+        Starts from BERT's tokens and merges those inside a Chinese word ("T恤", "卡拉OK") or a user word.
         """
         patterns = _patterns()
         tokens = patterns.token.finditer(text, start, end)
@@ -111,7 +111,7 @@ class WordSplitter:
         yield first, last
 
     def _long_words(self, text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield jieba's words that may be longer than one token: Chinese words and user words."""
+        """Yield the spans of jieba's words that may have several tokens: Chinese words and user words."""
         place, ideograph = start, _patterns().ideograph
         for word in self._cut(text, start, end):
             if len(word) > 1 and (word in self._user_words or ideograph.search(word)):
@@ -127,14 +127,14 @@ class WordSplitter:
         return (word for part in parts for word in cut(replace_surrogates(part)))
 
     def _load(self) -> Any:
-        # Deferred: importing it reads the dictionary.
+        # Deferred import, because it loads the dictionary.
         import rjieba
 
         with _LOAD_LOCK:
             if self._engine is None:
-                # A separate instance: words added to the module-level one would affect all splitters.
+                # A separate instance, because words added to the module-level one would affect all splitters.
                 engine = rjieba.Jieba()
-                # A suggested frequency outweighs the entries present at that time, so add short words first.
+                # A suggested frequency outweighs only the entries that are already present, so add short words first.
                 for entry in sorted(self._entries, key=lambda entry: (entry.frequency is None, len(entry.word))):
                     engine.add_word(entry.word, entry.frequency, entry.tag)
                 self._engine = engine
@@ -142,11 +142,11 @@ class WordSplitter:
 
 
 def word_indices(offsets: Iterable[tuple[int, int]], spans: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the index of the word that each token belongs to; -1 for special tokens, whose offsets are empty.
+    """Return the word index of each token; -1 for special tokens, whose offsets are empty.
 
     Args:
         offsets: Offsets of the tokens of one text, as in ``Encoding.offsets``.
-        spans: The words of the same text, as from ``WordSplitter.spans``.
+        spans: Spans of the words of the same text, from ``WordSplitter.spans``.
     """
     indices: list[int] = []
     words = iter(spans)
@@ -162,7 +162,7 @@ def word_indices(offsets: Iterable[tuple[int, int]], spans: Iterable[tuple[int, 
     if word_end == sys.maxsize:
         raise DataError(
             f"a token ends at character {max(end for _, end in offsets):,}, after the last word; "
-            "give the offsets and the words of the same text"
+            "pass the offsets and the words of the same text"
         )
     return indices
 
@@ -176,8 +176,8 @@ def encode_words(
     for text, whole in zip(texts, encoded, strict=True):
         pieces = whole if len(text) <= _MAX_ENCODED else _encode_long(tokenizer, text)
         indices = word_indices(pieces.offsets, splitter.spans(text))
-        # The tokenizer's words must not be split. They differ from the splitter's if the tokenizer does not split
-        # ideographs, or if the ladder merges several words.
+        # A word of the tokenizer must not be split. It may span several words of the splitter if the tokenizer does not
+        # split ideographs, or if the ladder merges words.
         for first, stop in word_spans(tokenizer.word_starts(pieces.ids), pieces.marks):
             if indices[first] != indices[stop - 1]:
                 indices[first:stop] = [indices[first]] * (stop - first)
@@ -221,14 +221,14 @@ def _parse_entries(lines: Iterable[str], place: str) -> Iterator[_Entry]:
         tag = rest.pop(0) if rest and _TAG.fullmatch(rest[0]) else None
         flaw = None
         if rest:
-            flaw = f"{' '.join(rest)[:50]!r} is too much; expected a word, its frequency and its tag"
+            flaw = f"unexpected {' '.join(rest)[:50]!r}; expected a word, its frequency and its tag"
         elif not _word_pattern().fullmatch(word):
             flaw = (
-                f"{word[:50]!r} can never be found, for texts are cut at its marks first; "
+                f"{word[:50]!r} can never be found, because texts are split at its punctuation first; "
                 f"expected ideographs, letters a to z, digits and {_JOINING}"
             )
         elif frequency is not None and not _is_frequency(frequency):
-            flaw = f"{frequency[:50]!r} is no frequency; expected a whole number from 1 to {_MAX_FREQUENCY:,}"
+            flaw = f"{frequency[:50]!r} is not a frequency; expected a whole number from 1 to {_MAX_FREQUENCY:,}"
         if flaw is not None:
             raise DataError(f"{place} {number}: {flaw}")
         yield _Entry(word, int(frequency) if frequency else None, tag)
@@ -245,7 +245,7 @@ def _word_pattern() -> re.Pattern[str]:
 
 @cache
 def _patterns() -> _Patterns:
-    """Express BERT's word boundaries as regular expressions."""
+    """Return BERT's word boundaries as regular expressions."""
     starts = [chr(code) for code in range(0x10000) if starts_word(chr(code), chinese=False)]
     space = re.escape("".join(character for character in starts if character.isspace()))
     mark = re.escape("".join(character for character in starts if not character.isspace()))

@@ -1,9 +1,9 @@
-"""Text -> sentences, for next-sentence prediction (Devlin et al. 2019, section 3.1, task 2).
+"""Split text into sentences, for next-sentence prediction (Devlin et al. 2019, section 3.1, task 2).
 
-The ``sentencex`` library proposes sentence ends. Its English rules also know Chinese punctuation, so English, Chinese
-and mixed paragraphs are handled alike. This module processes long texts in bounded chunks and corrects the proposals: a
+The ``sentencex`` library proposes sentence ends. Its English rules include Chinese punctuation, so they work for
+English, Chinese and mixed paragraphs. This module processes long texts in bounded chunks and corrects the proposals: a
 sentence never starts with a comma or a closing bracket, a file name or a list number is not a sentence, ``。`` always
-ends one, and a quotation of half a page is split.
+ends a sentence, and very long quotations are split.
 """
 
 import re
@@ -15,13 +15,13 @@ import sentencex
 
 from cloze.text.characters import is_ideograph, replace_surrogates
 
-# Characters per call: each step of sentencex looks back over its whole input, which makes long inputs slow.
+# Characters per call. Long inputs are slow, because each step of sentencex looks back over its whole input.
 _CHUNK = 16_384
-# Quotations and brackets up to this length are not split; in longer ones the marks inside end sentences as well.
-# This also limits the effect of a quotation mark that is never closed.
+# Quotations and brackets up to this length are not split; in longer ones, the marks inside end sentences as well. This
+# also limits the effect of a quotation mark that is never closed.
 _LONGEST_QUOTATION = 400
 
-# The following patterns look at a few characters around a mark; none may scan a whole text.
+# The following patterns match a few characters around a mark; none may scan a whole text.
 _CLOSING = "”’」』】〕〗）》〉］｝)]}»›"
 _ENDING = "。！？｡…!?."
 _TAIL = re.compile(rf"(?:[{re.escape(_CLOSING + _ENDING)}]|[\"'](?=[\s{re.escape(_CLOSING)}]|$)){{0,100}}")
@@ -41,7 +41,7 @@ _WORD_AFTER = re.compile(r"[A-Z][a-z]*[\s,’']")
 _BULLETS = "•◦▪▫■□●○⁃⁌⁍◆◇★☆➤➢➣▶▸►"
 _BULLET = re.compile(f"[{_BULLETS}]")
 _BREAK = re.compile(rf"\n[^\S\n]*\n|\n(?=[^\S\n]*[{_BULLETS}])")
-# The mark comes first, its lookbehind second: ``re`` searches for a literal prefix fastest.
+# The lookbehinds come after the mark, because ``re`` is fastest for patterns with a literal prefix.
 _OPENING_DOUBLE = re.compile(r"""\"(?<![^\s(\[{<‘'—–:：，,-]\")(?=\S)""")
 _CLOSING_DOUBLE = re.compile(r"""\"(?<=[^\s\u3400-\u9fff]\")""")
 _OPENING_SINGLE = re.compile(r"""'(?<![^\s(\[{<“\"—–-]')(?=[^\s'])""")
@@ -55,7 +55,7 @@ _QUOTES = re.compile("[\"“”‘’'`«»‹›„‟‛‚「」《》()（�
 
 
 class _Proposal(NamedTuple):
-    """A sentence proposed by sentencex: the start of the next, its own end, and possible ends inside a quotation."""
+    """A sentence proposed by sentencex: the start of the next sentence, its end, and ends inside a quotation."""
 
     next_start: int
     end: int
@@ -66,11 +66,11 @@ def split_sentences(text: str, language: str | None = None) -> list[str]:
     """Split a text into sentences.
 
     Args:
-        text: The text. Lone surrogates, which cannot be written as UTF-8, become U+FFFD.
-        language: ISO 639 code; None for the rules for English and Chinese.
+        text: The text. Lone surrogates, which UTF-8 cannot encode, become U+FFFD.
+        language: ISO 639 code; None selects the rules for English and Chinese.
 
     Returns:
-        The sentences, stripped and never empty; only whitespace is lost.
+        The sentences, stripped and never empty. Only whitespace between sentences is lost.
     """
     return [replace_surrogates(text[start:end]) for start, end in sentence_spans(text, language)]
 
@@ -118,15 +118,18 @@ def _sentence_end(text: str, start: int, candidate: int) -> int | None:
         mark = footnotes.start()
     while mark > start and text[mark - 1] in _CLOSING_OR_STRAIGHT:
         mark -= 1
-    # Chinese marks, and line ends without a mark, always end a sentence.
+    # Chinese marks and line ends without a mark always end a sentence.
     is_ascii = mark > start and text[mark - 1] in ".!?"
     return None if is_ascii and _continues(text, start, mark, following, following == end) else end
 
 
 def _continues(text: str, start: int, mark: int, following: int, direct: bool) -> bool:
-    """Return whether the ASCII mark before ``mark`` is inside a sentence; ``direct``: no whitespace follows it."""
+    """Return whether the sentence continues after the ASCII mark before ``mark``.
+
+    ``direct`` means that no whitespace follows the mark.
+    """
     character = text[following]
-    # Also "Mamma Mia!'s success".
+    # A lower-case letter follows, also as in "Mamma Mia!'s success".
     if "a" <= (text[following + 1 : following + 2] if direct and character in "'’" else character) <= "z":
         return True
     before = text[max(start, mark - 40) : mark]
@@ -134,7 +137,7 @@ def _continues(text: str, start: int, mark: int, following: int, direct: bool) -
         return not (_WORD_AFTER.match(text, following) and _WORD_BEFORE.search(before))
     if before[-1] != ".":
         return False
-    # Dots in a row are a Chinese pause, as in "我...不知道", like "……" itself.
+    # In Chinese, several dots are a pause, as in "我...不知道", like the ellipsis "……".
     if direct and before.endswith("..") and is_ideograph(character):
         return True
     if len(before) < _LONGEST_NUMBER and _NUMBER.fullmatch(before):
@@ -149,11 +152,11 @@ def _is_abbreviation(word: str) -> bool:
 
 
 def _candidates(text: str, language: str) -> Iterator[int]:
-    """Yield the positions where sentences may end, chunk by chunk.
+    """Yield the positions at which sentences may end, chunk by chunk.
 
-    A chunk starts at a sentence start. Proposals close to its end are left to the next chunk, which has their right
-    context, so the positions do not depend on the chunks. No sentence continues past an empty line, or into a line that
-    starts with a bullet.
+    A chunk starts at a sentence start. Proposals close to its end are left to the next chunk, which contains the text
+    that follows them, so the positions do not depend on the chunks. A sentence never continues past an empty line, or
+    into a line that starts with a bullet.
     """
     begin = 0
     while begin < len(text):
@@ -164,7 +167,7 @@ def _candidates(text: str, language: str) -> Iterator[int]:
         known = begin
         for proposal in _proposals(text, begin, stop, language):
             if proposal.next_start > limit:
-                # No proposed end in half a chunk: fall back to the possible ends inside.
+                # No proposed end in half a chunk: use the possible ends inside the quotation.
                 if known < begin + _CHUNK // 2:
                     yield from (position for position in proposal.inner if position <= limit)
                     known = limit
@@ -196,10 +199,10 @@ def _ends(parts: list[str], place: int) -> list[int]:
 
 
 def _mask(chunk: str) -> str:
-    """Replace, one for one, characters that mislead sentencex about sentence ends."""
-    # A number followed by ")" would make the rest of the paragraph one list item.
+    """Replace characters that mislead sentencex by others, one for one, so that positions stay the same."""
+    # After a number followed by ")", sentencex would treat the rest of the paragraph as one list item.
     masked = chunk.replace(")", "]")
-    # Straight quotation marks pair with the next one, so an unpaired mark would invert all that follow.
+    # sentencex pairs each straight quotation mark with the next one, so an unpaired mark would invert all that follow.
     if '"' in masked:
         masked = _OPENING_DOUBLE.sub("“", masked)
         masked = _CLOSING_DOUBLE.sub("”", masked)
@@ -210,17 +213,17 @@ def _mask(chunk: str) -> str:
     if masked.isascii():
         return masked
     masked = replace_surrogates(masked)
-    # sentencex looks up the word before a mark, starting at the last space, of which Chinese has none. It also fails on
-    # other whitespace than the ASCII space.
+    # sentencex looks up the word before a mark, starting at the last space, but Chinese has no spaces. It also fails on
+    # whitespace other than the ASCII space.
     masked = _SPACE_LIKE.sub(" ", masked)
-    # A bullet would make the rest of the paragraph one list item.
+    # After a bullet, sentencex would treat the rest of the paragraph as one list item.
     masked = _BULLET.sub("·", masked)
     # A digit or lower-case letter continues the sentence after an ASCII mark, but not after "。".
     return _AFTER_CHINESE_MARK.sub(r"\1A", masked)
 
 
 def _segment(language: str, masked: str) -> list[str]:
-    """Call sentencex; if it fails or loses a character, propose an end at every mark."""
+    """Call sentencex; if it fails or loses characters, return the parts between all marks instead."""
     try:
         parts: list[str] = sentencex.segment(language, masked)
     except BaseException as error:

@@ -1,8 +1,8 @@
-"""Text -> ids: BERT's WordPiece tokenizer (Devlin et al. 2019, section 3, "Input/Output Representations").
+"""BERT's WordPiece tokenizer (Devlin et al. 2019, section 3, "Input/Output Representations").
 
-The ``tokenizers`` library normalises, splits and matches; this module adds special tokens, truncates, and bounds the
-memory that long texts take. The engine is built without special tokens, so that ``[SEP]`` in a text is three ordinary
-pieces. Only ``read_mask`` recognises a special token in a text, and only ``[MASK]``.
+The ``tokenizers`` library normalises, splits and matches. This module adds special tokens, truncates, and limits the
+memory used for long texts. The engine is built without special tokens, so ``[SEP]`` in a text is tokenized as three
+ordinary pieces. The only special token that can be recognised in a text is ``[MASK]``, with ``read_mask``.
 """
 
 import hashlib
@@ -31,19 +31,19 @@ from cloze.text.tokenizer_files import DEFAULT_LENGTH, TokenizerSettings, read_s
 from cloze.text.vocabulary import CLS, CONTINUATION, MASK, PAD, SEP, UNKNOWN, check_pieces
 from cloze.text.wordpiece import build_engine
 
-# Texts to be truncated are read in windows of this many characters per token, until there are enough tokens. English
-# has four to five characters per token: all but the longest texts are one window, and their dropped tokens are counted
-# exactly.
+# Texts to be truncated are encoded in windows of this many characters per token until there are enough tokens. English
+# has four to five characters per token, so all but the longest texts are one window, which gives an exact number of
+# dropped tokens.
 _CHARACTERS_PER_TOKEN = 24
 _MIN_WINDOW = 8192
-# Stops a text that yields no tokens for very long, such as alternating spaces and accents.
+# Stop here even if a text yields too few tokens, such as alternating spaces and accents.
 _MAX_TEXT = 1_000_000
 # One call to the engine holds about 190 bytes per character until it returns.
 _MAX_CHARACTERS_PER_CALL = 250_000
 
 
 class Tokenizer:
-    """Encode texts as WordPiece ids and decode ids, with one vocabulary, casing and maximum length."""
+    """Encodes texts as WordPiece ids and decodes ids, with a given vocabulary, casing and maximum length."""
 
     def __init__(self, settings: TokenizerSettings) -> None:
         self.settings = settings
@@ -88,33 +88,33 @@ class Tokenizer:
         )
 
     def with_max_length(self, max_length: int) -> "Tokenizer":
-        """Return this tokenizer with another maximum length."""
+        """Return a copy of this tokenizer with another maximum length."""
         other = copy(self)
         other.settings, other.max_length = replace(self.settings, max_length=max_length), max_length
         return other
 
     def with_segments(self, segments: int) -> "Tokenizer":
-        """Return this tokenizer for sequences of up to ``segments`` texts."""
+        """Return a copy of this tokenizer for sequences of up to ``segments`` texts."""
         other = copy(self)
         other.settings, other.segments = replace(self.settings, segments=segments), segments
         return other
 
     def is_equivalent(self, other: "Tokenizer") -> bool:
-        """Return whether both encode every text as the same ids, maximum lengths aside."""
+        """Return whether both tokenizers encode every text as the same ids, apart from truncation."""
         settings = (replace(tokenizer.settings, max_length=1, segments=1) for tokenizer in (self, other))
         ours, theirs = (value.with_defaults() for value in settings)
         return ours == theirs
 
     @property
     def digest(self) -> str:
-        """Return a SHA-256 of everything that decides which ids a text becomes."""
+        """The SHA-256 of everything that determines the ids of a text."""
         settings = self.settings
         rules = [settings.lowercase, settings.strip_accents, settings.chinese, settings.longest_word]
         values = [*settings.pieces, *rules, *([settings.ladder] if settings.ladder else [])]
         return hashlib.sha256("\n".join(map(str, values)).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write ``vocab.txt``, ``tokenizer.json``, ``tokenizer_config.json`` and, if there is one, ``ladder.json``."""
+        """Write ``vocab.txt``, ``tokenizer.json``, ``tokenizer_config.json`` and, with a ladder, ``ladder.json``."""
         write_settings(Path(folder), self.settings)
 
     def __len__(self) -> int:
@@ -134,9 +134,9 @@ class Tokenizer:
         Args:
             text: The first text.
             pair: The second text, if any.
-            max_length: Maximum number of tokens; the tokenizer's own if None. Longer sequences are truncated.
-            special: Whether to add the special tokens.
-            read_mask: Whether ``[MASK]`` in a text is the mask token instead of ordinary text.
+            max_length: Maximum number of tokens (default: that of the tokenizer). Longer sequences are truncated.
+            special: Whether to add special tokens.
+            read_mask: Whether to interpret ``[MASK]`` in a text as the mask token instead of ordinary text.
         """
         pairs = None if pair is None else [pair]
         return self.encode_batch([text], pairs, max_length=max_length, special=special, read_mask=read_mask)[0]
@@ -150,9 +150,9 @@ class Tokenizer:
         special: bool = True,
         read_mask: bool = False,
     ) -> list[Encoding]:
-        """Encode several texts; each result equals that of ``__call__``, whose arguments these are.
+        """Encode several texts or pairs with the arguments of ``__call__``; each result equals that of ``__call__``.
 
-        A second text without tokens is left out with its ``[SEP]``, as the published code does.
+        As in the published code, a second text without tokens is omitted together with its ``[SEP]``.
         """
         if pairs is not None and len(pairs) != len(texts):
             raise RequestError(f"{len(texts)} texts with {len(pairs)} second texts; give one for each")
@@ -181,19 +181,19 @@ class Tokenizer:
         return self._assemble(parts, self.content_length(len(parts)), special=True)
 
     def content_length(self, texts: int) -> int:
-        """Return the maximum length of a sequence of this many texts, special tokens excluded."""
+        """Return the maximum number of tokens in a sequence of this many texts, excluding special tokens."""
         return self.max_length - texts - 1
 
     def encode_segments(self, texts: Sequence[str], *, max_length: int | None = None) -> Encoding:
         """Encode several texts as one sequence, ``[CLS] A [SEP] B [SEP] C [SEP]``, with segments 0, 1, 2 and so on.
 
-        A sequence that is too long is truncated at the ends of its longest texts.
+        If the sequence is too long, its longest texts are truncated at their ends.
         """
         if isinstance(texts, str):
             raise RequestError("one text was given where a list of texts was expected; put it into a list")
         if not 1 <= len(texts) <= self.segments:
             raise RequestError(
-                f"{len(texts)} texts, but this model tells 1 to {self.segments} apart; "
+                f"{len(texts)} texts, but this model distinguishes 1 to {self.segments}; "
                 "join some, or add segments with 'cloze extend --segments'"
             )
         overhead = len(texts) + 1
@@ -204,7 +204,7 @@ class Tokenizer:
         return self._assemble(tuple(parts), length - overhead, special=True)
 
     def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text, without special tokens or truncation, for building corpora."""
+        """Return the ids of each text without special tokens or truncation, for building corpora."""
         results: list[list[int]] = [[] for _ in texts]
         for group in _groups(self._all_windows(texts)):
             encodings = self._engine.encode_batch_fast([text for _, text in group], add_special_tokens=False)
@@ -221,12 +221,12 @@ class Tokenizer:
 
     @property
     def added_ids(self) -> frozenset[int]:
-        """Return the ids of words added to the vocabulary after training."""
+        """The ids of words added to the vocabulary after training."""
         return frozenset(self._ids[word] for word in self.settings.ladder.words)
 
     @property
     def ordinary_ids(self) -> list[int]:
-        """Return the ids of ordinary pieces: neither special tokens nor ``[unused]`` entries."""
+        """The ids of ordinary pieces, excluding special tokens and ``[unused]`` entries."""
         return [
             number
             for number, piece in enumerate(self.pieces)
@@ -234,11 +234,11 @@ class Tokenizer:
         ]
 
     def encode_pieces(self, texts: Sequence[str]) -> list[Pieces]:
-        """Return ids, offsets and marks of each text, without special tokens; read at most a million characters."""
+        """Return ids, offsets and marks of each text's first million characters, without special tokens."""
         return self._encode_texts(texts, _MAX_TEXT, read_mask=False)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Join the pieces into words and the words with spaces."""
+        """Join pieces to words, and words with spaces."""
         return " ".join(self.piece(number) for number in ids).replace(f" {CONTINUATION}", "")
 
     def piece(self, number: int) -> str:
@@ -248,11 +248,11 @@ class Tokenizer:
         return self.pieces[number]
 
     def id(self, piece: str) -> int | None:
-        """Return the id of a piece, or None if the vocabulary lacks it."""
+        """Return the id of a piece, or None if it is not in the vocabulary."""
         return self._ids.get(piece)
 
     def word_starts(self, ids: Iterable[int]) -> list[bool]:
-        """Return for each id whether its piece starts a word, that is, has no ``##``."""
+        """Return for each id whether its piece starts a word (has no ``##``)."""
         flags = self._word_starts
         return [flags[number] for number in ids]
 
@@ -281,7 +281,7 @@ class Tokenizer:
         for start, end, whole in self._window_spans(text, window, read_mask):
             if read > limit or (len(ids) > budget and len(text) > window):
                 (pieces,) = self._resolve([text], [Pieces(ids, offsets, unread)])
-                # The ladder may have merged tokens, or may still merge some with those of the next window.
+                # The ladder may have merged tokens, or may merge the last tokens with those of the next window.
                 if read > limit or len(pieces.ids) > budget + (self._resolver.reach if self._resolver else 0):
                     return replace(pieces, unread=unread + (len(pieces.ids) <= budget))
             read += end - start
@@ -292,7 +292,7 @@ class Tokenizer:
             encoding = self._engine.encode(text[start:end], add_special_tokens=False)
             ids.extend(encoding.ids)
             offsets += [(start + first, start + last) for first, last in encoding.offsets]
-            # A word too long to be read to its end is [UNK] in any case; any other result has lost tokens.
+            # An overlong word that is cut is [UNK] in any case; any other result has lost tokens.
             unread += not whole and encoding.ids != [self.unknown_id]
         return self._resolve([text], [Pieces(ids, offsets, unread)])[0]
 
@@ -300,7 +300,7 @@ class Tokenizer:
         return pieces if self._resolver is None else self._resolver.resolve(texts, pieces)
 
     def _window_spans(self, text: str, window: int, read_mask: bool) -> Iterator[tuple[int, int, bool]]:
-        """Yield windows of a text, and each ``[MASK]`` if ``read_mask``: start, end, and whether words are whole."""
+        """Yield start, end and ``whole`` of each window, and with ``read_mask`` of each ``[MASK]``."""
         start = 0
         while start <= len(text):
             end = text.find(MASK, start) if read_mask else -1
@@ -321,7 +321,7 @@ class Tokenizer:
                 yield index, text[start:end]
 
     def _encode_untruncated(self, text: str) -> list[int]:
-        """Return the ids of a text that the ladder can resolve only with offsets."""
+        """Return all ids of a text that the ladder can resolve only with offsets."""
         text = replace_surrogates(text)
         return self._encode_long(text, sys.maxsize, MAX_WINDOW, read_mask=False, limit=len(text)).ids
 
@@ -358,7 +358,7 @@ class Tokenizer:
 def encode_long(
     tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, long_texts: LongTexts
 ) -> list[list[Encoding]]:
-    """Return the sequences of each text or pair: one, or several if ``long_texts`` asks for windows and it is long."""
+    """Return the sequences of each text or pair: several windows for a long text with ``windows``, otherwise one."""
     if long_texts == "cut":
         return [[encoding] for encoding in tokenizer.encode_batch(texts, pairs)]
     firsts = tokenizer.encode_pieces(texts)
@@ -376,7 +376,7 @@ def _encode_parts(tokenizer: Tokenizer, parts: tuple[Pieces, ...], long_texts: L
     if long_texts == "head-tail":
         return [tokenizer.assemble(*keep_head_and_tail(parts, budget))]
     *before, last = parts
-    # A long first text must leave half of the sequence to the second.
+    # A long first text must leave at least half of the sequence to the second.
     limit = max(budget // 2, budget - len(last))
     before = [record_dropped(part, part.slice(0, limit)) for part in before]
     size = budget - sum(map(len, before))
@@ -384,7 +384,7 @@ def _encode_parts(tokenizer: Tokenizer, parts: tuple[Pieces, ...], long_texts: L
 
 
 def _groups(items: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """Group texts into calls of bounded size."""
+    """Group texts into batches with a bounded number of characters."""
     group: list[tuple[int, str]] = []
     characters = 0
     for index, text in items:

@@ -1,14 +1,14 @@
-"""Model folder <-> tokenizer settings: ``tokenizer.json``, ``vocab.txt`` and the small files beside them.
+"""Read and write tokenizer settings: ``tokenizer.json``, ``vocab.txt`` and related files of a model folder.
 
-``tokenizer.json`` is the format of the ``tokenizers`` library, of which BERT needs one narrow form. A file is never
-passed to the library itself, which can panic on it and accepts two pieces with one id. It is read as plain JSON, every
-component is checked against an allow-list (anything else would change the ids of a text), and the engine is rebuilt
-from the few settings that remain. Any problem with a folder raises a ``CheckpointError``.
+``tokenizer.json`` is the format of the ``tokenizers`` library; BERT uses a narrow subset of it. Files are never passed
+to the library itself, which can panic on them and accepts two pieces with the same id. Instead, they are parsed as
+plain JSON, every component is checked against an allow-list (any other component would change the ids), and the engine
+is rebuilt from the few remaining settings. Any problem with a folder raises ``CheckpointError``.
 
-If files disagree, precedence is that of ``transformers`` and ``sentence-transformers``: the vocabulary of
-``tokenizer.json`` before ``vocab.txt``; casing from ``tokenizer_config.json`` before ``tokenizer.json``; the maximum
-length from ``sentence_bert_config.json`` before ``tokenizer_config.json``. Truncation inside ``tokenizer.json`` is
-ignored.
+If files disagree, the precedence is that of ``transformers`` and ``sentence-transformers``: the vocabulary of
+``tokenizer.json`` before ``vocab.txt``, the casing of ``tokenizer_config.json`` before ``tokenizer.json``, and the
+maximum length of ``sentence_bert_config.json`` before ``tokenizer_config.json``. Truncation settings in
+``tokenizer.json`` are ignored.
 """
 
 import json
@@ -34,14 +34,14 @@ from cloze.text.vocabulary import (
     write_vocabulary,
 )
 
-# The files that a tokenizer writes. A folder with nothing else in it may be overwritten.
+# The files that a tokenizer writes. A folder without other files may be overwritten.
 TOKENIZER_FILES = frozenset({"vocab.txt", "tokenizer.json", "tokenizer_config.json", LADDER_FILE})
 _VOCABULARY_FILES = ("vocab.txt", "tokenizer.json")
 _RUN_MODEL = "model"  # the model's folder inside a training run
 DEFAULT_LENGTH = 512
 DEFAULT_SEGMENTS = 2
 _SEGMENTS_KEY = "cloze_segments"
-# transformers writes 10^30 for "no limit"; no BERT has this many positions.
+# Larger values mean "no limit": transformers writes 10^30, and no BERT has this many positions.
 _NO_LIMIT = 1_000_000
 _COMPONENTS = {
     "normalizer": ("BertNormalizer",),
@@ -49,7 +49,7 @@ _COMPONENTS = {
     "post_processor": ("TemplateProcessing", "BertProcessing"),
     "decoder": ("WordPiece",),
 }
-# May be missing: special tokens and decoding are implemented here, whatever the file says.
+# May be missing, because special tokens and decoding are implemented here.
 _OPTIONAL = ("post_processor", "decoder")
 
 Json = Mapping[str, Any]
@@ -57,16 +57,16 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """Everything that decides which ids a text becomes.
+    """Everything that determines the ids of a text.
 
     Attributes:
         pieces: The vocabulary, in the order of the ids.
         lowercase: Whether texts are lower-cased.
         max_length: Maximum number of tokens of a sequence.
         strip_accents: Whether accents are removed; None means the same as ``lowercase``.
-        chinese: Whether every CJK ideograph is a word of its own.
+        chinese: Whether every CJK ideograph is a separate word.
         longest_word: Words of more characters become ``[UNK]``.
-        ladder: The rungs for out-of-vocabulary words.
+        ladder: Settings for out-of-vocabulary words.
         segments: Maximum number of texts in a sequence.
     """
 
@@ -85,7 +85,7 @@ class TokenizerSettings:
 
 
 def read_settings(folder: Path, positions: int | None = None) -> TokenizerSettings:
-    """Read the tokenizer settings of a folder; ``positions`` (position embeddings) bounds the maximum length."""
+    """Read the tokenizer settings of a folder; ``positions`` (of the model) limits the maximum length."""
     config_path, sentence_path = folder / "tokenizer_config.json", folder / "sentence_bert_config.json"
     config, sentence = _read_json(config_path), _read_json(sentence_path)
     settings = _from_tokenizer_json(folder) or _from_vocabulary(folder)
@@ -99,20 +99,20 @@ def read_settings(folder: Path, positions: int | None = None) -> TokenizerSettin
         segments=_read_segments(config, config_path),
     )
     if _read_flag(sentence, "do_lower_case", sentence_path, False) and not settings.lowercase:
-        # sentence-transformers lower-cases the text before a cased tokenizer, which keeps accents.
+        # sentence-transformers lower-cases the text before a cased tokenizer, so accents are kept.
         settings = replace(settings, lowercase=True, strip_accents=bool(settings.strip_accents))
     return settings
 
 
 def find_vocabulary(path: Path) -> Path:
-    """Return the folder with the vocabulary: of a model known by name, of the model in a run, or the path itself."""
+    """Return the folder with the vocabulary: that of a model known by name, of the model in a run, or the path."""
     folder = named_folder(path) or path
     has_one = any((folder / name).is_file() for name in _VOCABULARY_FILES)
     return folder / _RUN_MODEL if not has_one and (folder / _RUN_MODEL).is_dir() else folder
 
 
 def write_settings(folder: Path, settings: TokenizerSettings) -> None:
-    """Write the three files from which transformers builds the same tokenizer, and ``ladder.json``."""
+    """Write the three files from which transformers builds the same tokenizer, and ``ladder.json`` if needed."""
     folder.mkdir(parents=True, exist_ok=True)
     write_vocabulary(folder / "vocab.txt", settings.pieces)
     _write_tokenizer_json(
@@ -157,7 +157,7 @@ def _from_vocabulary(folder: Path) -> TokenizerSettings:
     if not path.exists():
         raise CheckpointError(f"{folder}: neither tokenizer.json nor vocab.txt; a model folder needs one of them")
     pieces = tuple(read_vocabulary(path))
-    # The first checkpoints recorded casing only in their names; capitals in the vocabulary reveal it.
+    # Early checkpoints specify casing only in their names; capitals in the vocabulary indicate a cased model.
     has_capitals = any(piece.isalpha() and piece != piece.lower() for piece in pieces)
     return TokenizerSettings(pieces=pieces, lowercase=not has_capitals)
 
@@ -198,7 +198,7 @@ def _read_flag(data: Json | None, key: str, path: Path, default: bool | None) ->
 
 
 def _read_json(path: Path) -> Json | None:
-    """Read a JSON object from a small file; return None if there is no such file."""
+    """Read a JSON object from a small file; return None if the file does not exist."""
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise CheckpointError(f"{path}: over {LARGEST_FILE:,} bytes, which no tokenizer needs")
@@ -207,7 +207,7 @@ def _read_json(path: Path) -> Json | None:
         return None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, too many digits, nested too deeply
+    except (ValueError, RecursionError) as error:  # bad UTF-8 or JSON, too many digits, nesting too deep
         raise CheckpointError(f"{path}: not JSON ({error})") from None
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: holds a {type(data).__name__}; expected an object with settings")
@@ -252,7 +252,7 @@ def _write_tokenizer_json(
     chinese: bool,
     longest_word: int,
 ) -> None:
-    """Write the file as ``tokenizers`` would, without truncation or padding."""
+    """Write the file in the form of ``tokenizers``, without truncation or padding."""
     ids = {piece: number for number, piece in enumerate(pieces)}
     data = {
         "version": "1.0",
@@ -319,7 +319,7 @@ def _read_pieces(model: Mapping[str, Any], path: Path) -> tuple[str, ...]:
 
 
 def _check_added(added: Any, pieces: tuple[str, ...], path: Path) -> None:
-    """Raise an error if an added token is missing from the vocabulary: without it texts would get other ids."""
+    """Raise an error if an added token is not in the vocabulary: ignoring it would change the ids of texts."""
     if added is None:
         return
     if not isinstance(added, list):

@@ -1,9 +1,9 @@
-"""Word counts -> vocabulary: the WordPiece pieces that a model knows, stored in ``vocab.txt``.
+"""Vocabularies: read and write ``vocab.txt``, and learn WordPiece pieces from word counts.
 
-WordPiece (Devlin et al. 2019, section 3, "Input/Output Representations"; Wu et al. 2016, section 4.1). A piece is a
-whole word or the start of one; with ``##`` in front it continues a word. Learning takes the characters of the text and
-then merges pairs of pieces. The result is a pure function of the text: everything is ordered by counts, with ties
-broken by the pieces themselves, never by a hash.
+WordPiece (Devlin et al. 2019, section 3, "Input/Output Representations"; Wu et al. 2016, section 4.1) splits a word
+into pieces: the first is a whole word or the start of one, and pieces with the prefix ``##`` continue a word. Learning
+starts with the characters of the text and repeatedly merges pairs of pieces. The result is a pure function of the text:
+all choices are ordered by counts, and ties are broken by the pieces themselves.
 """
 
 from array import array
@@ -25,14 +25,15 @@ CONTINUATION = "##"
 
 # The largest BERT vocabulary in use (LaBSE, half a million pieces) takes five megabytes.
 LARGEST_FILE = 16_000_000
-# Scripts without ideographs come to a few hundred characters; the rest is noise from encodings and pictures.
+# Maximum number of characters other than ideographs. Scripts have a few hundred; rarer characters are mostly noise,
+# such as wrong encodings and emoji.
 LARGEST_ALPHABET = 1000
-# Between [PAD] and [UNK] in the published English vocabularies.
+# Number of unused entries between [PAD] and [UNK] in the published English vocabularies.
 PUBLISHED_UNUSED = 99
 
-# The cell between two words: neither a symbol nor the length of a piece.
+# Value of an empty cell: neither a symbol nor the length of a piece.
 _EMPTY = -(2**31)
-# A pair of symbols as one number, which sorts like the pair and takes less than half the memory of a tuple.
+# A pair of symbols is one integer, which sorts like the pair and takes less than half the memory of a tuple.
 _BITS = 32
 _RIGHT = 2**_BITS - 1
 
@@ -58,20 +59,20 @@ def read_vocabulary(path: Path) -> list[str]:
 
 
 def write_vocabulary(path: Path, pieces: Sequence[str]) -> None:
-    """Write the pieces, one per line."""
+    """Write pieces to a file, one per line."""
     check_pieces(pieces, path)
     path.write_bytes("".join(f"{piece}\n" for piece in pieces).encode())
 
 
 def check_pieces(pieces: Sequence[str], place: Path | str, numbered: Literal["id", "line"] = "id") -> None:
-    """Raise an error for pieces that a file cannot hold, duplicate pieces, and missing special tokens."""
+    """Raise an error for pieces that a file cannot represent, duplicate pieces and missing special tokens."""
     seen: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=numbered == "line"):
         flaw = None
         if not piece or "\n" in piece or "\r" in piece:
-            flaw = "is not a piece; one must fill a line, and no more"
+            flaw = "is not a piece; expected one non-empty line"
         elif piece in seen:
-            flaw = f"has the {numbered} {seen[piece]} already; a piece has one"
+            flaw = f"already has the {numbered} {seen[piece]}; expected distinct pieces"
         elif replace_surrogates(piece) != piece:
             flaw = "is not valid Unicode text"
         if flaw is not None:
@@ -84,17 +85,17 @@ def check_pieces(pieces: Sequence[str], place: Path | str, numbered: Literal["id
 
 
 def first_entries(layout: Layout, unused: int | None) -> list[str]:
-    """Return the entries before all learned pieces: special tokens, and unused entries for words to be added later.
+    """Return the entries before the learned pieces: special tokens, and unused entries for words added later.
 
-    ``published`` gives each the id of BERT's published English vocabularies: [PAD] 0, 99 unused entries, [UNK] 100 and
-    so on; further unused entries follow. With ``unused`` None, a layout has as few of them as it can.
+    ``published`` uses the ids of BERT's published English vocabularies: [PAD] is 0, 99 unused entries follow, [UNK] is
+    100 and so on, and then further unused entries. If ``unused`` is None, their number is the minimum of the layout.
     """
     needed = PUBLISHED_UNUSED if layout == "published" else 0
     spare = [f"[unused{number}]" for number in range(needed if unused is None else unused)]
     if len(spare) < needed:
         raise ConfigError(
             f"unused is {unused}; the published layout has {needed} unused entries or more; "
-            "ask for as many, or for the compact layout"
+            "request that many, or use the compact layout"
         )
     first, *others = SPECIAL
     return [first, *spare[:needed], *others, *spare[needed:]]
@@ -138,11 +139,11 @@ def choose_pieces(
     first: Sequence[str],
     progress: Progress,
 ) -> list[str]:
-    """Choose at most ``size`` pieces: the ``first`` ones, characters, ``words``, then what merging finds.
+    """Choose at most ``size`` pieces: the ``first`` entries, characters, ``words``, and then merged pieces.
 
-    Each of ``words`` becomes a whole entry; what the basic tokenizer splits (``covid-19``) has an entry for
-    each part. Characters rarer than ``minimum_frequency`` or beyond the 1,000 most frequent become [UNK];
-    ideographs compete with merged pieces by count. A short text may give fewer pieces than ``size``.
+    Each of ``words`` becomes an entry; a word that the basic tokenizer splits (``covid-19``) gets an entry for each
+    part. Characters rarer than ``minimum_frequency``, or not among the 1,000 most frequent, become [UNK]. Ideographs
+    compete with merged pieces by count. A short text may yield fewer pieces than ``size``.
     """
     if not counts.kept:
         raise DataError("no words in the text: a vocabulary needs some text to learn from")
@@ -152,7 +153,7 @@ def choose_pieces(
     if len(fixed) > size:
         raise ConfigError(
             f"a vocabulary of {size:,} pieces is too small: the special tokens, the unused entries, the characters of "
-            f"this text and the words asked for take {len(fixed):,}; ask for more"
+            f"this text and the requested words take {len(fixed):,}; use a larger size"
         )
     _report(counts, len(alphabet), len(ideographs), progress)
     candidates = merge(
@@ -171,8 +172,8 @@ def _report(counts: WordCounts, characters: int, ideographs: int, progress: Prog
     progress.say(f"{counts.different:,} different words, {characters:,} characters and {ideographs:,} ideographs")
     if counts.kept < counts.different:
         progress.say(
-            f"pieces are learned from the {counts.kept:,} most frequent of them, down to a count of {counts.least:,}; "
-            "the others are left out"
+            f"pieces are learned from the {counts.kept:,} most frequent words, with counts of {counts.least:,} or "
+            "more; the others are ignored"
         )
 
 
@@ -182,7 +183,7 @@ def _choose_learned(candidates: Iterator[tuple[int, str]], known: set[str], room
         chosen.append(piece)
         if len(chosen) % 100 == 0:
             progress.advance("learning pieces", len(chosen), room)
-    # The text may have given fewer pieces than there was room for.
+    # The text may have yielded fewer pieces than requested.
     progress.advance("learning pieces", len(chosen), len(chosen))
     return chosen
 
@@ -201,7 +202,7 @@ def _choose_characters(
     ranked = sorted(characters.items(), key=lambda item: (-item[1], item[0]))
     frequent = [(character, count) for character, count in ranked if count >= minimum_frequency] or ranked
     kept = [character for character, _ in frequent if not is_ideograph(character)][:LARGEST_ALPHABET]
-    # Every letter with and without ##, so that no word of known letters is ever unknown.
+    # Every character also gets a ## piece, so that a word of known characters is never [UNK].
     continued = [CONTINUATION + character for character in kept if character in inside]
     ideographs = [(character, count) for character, count in frequent if is_ideograph(character)]
     kept.extend(word for word in wanted if len(word) == 1 and word not in kept)
@@ -209,22 +210,22 @@ def _choose_characters(
 
 
 class _Pairs:
-    """All words as symbols, with the count and the places of every pair of adjacent symbols.
+    """All words as sequences of symbols, with the count and the places of every pair of adjacent symbols.
 
-    All words are in one array of cells, one per character, with an empty cell between words. The first cell of a piece
-    holds its symbol, its last cell the number of its cells, negated. So both neighbours of a piece are found at once,
-    and a merge touches nothing else.
+    One array of cells holds all words: one cell per character, and an empty cell between words. The first cell of a
+    piece holds its symbol; if the piece has several cells, its last cell holds the negated number of cells. Thus both
+    neighbours of a piece are found in constant time, and a merge changes only the cells of the merged pieces.
     """
 
     def __init__(self, lengths: list[int], minimum: int) -> None:
         self.lengths = lengths
-        """Cells of each symbol; the caller appends to it."""
+        """Number of cells of each symbol; the caller appends new symbols."""
         self.minimum = minimum
         self.cells = array("i", [_EMPTY])
         self.owners = array("I", [0])
         self.word_counts = array("Q")
         self.counts: dict[int, int] = {}
-        # Some are outdated: a place stays listed after a merge has removed the pair there.
+        # Some places are outdated: they stay in the list after a merge has removed the pair there.
         self.places: dict[int, array[int]] = {}
         self.heap: list[tuple[int, int]] = []
 
@@ -238,12 +239,12 @@ class _Pairs:
         self.word_counts.append(count)
 
     def rank(self) -> None:
-        """Build the priority queue of pairs, once all words have been added."""
+        """Build the priority queue of pairs after all words have been added."""
         self.heap = [(-count, pair) for pair, count in self.counts.items() if count >= self.minimum]
         heapify(self.heap)
 
     def pop(self) -> tuple[int, int] | None:
-        """Remove and return the most frequent pair; of equally frequent ones, that of the earliest symbols."""
+        """Remove and return the most frequent pair; among equally frequent pairs, the one with the smallest symbols."""
         while self.heap:
             negative, pair = heappop(self.heap)
             count = self.counts.get(pair, 0)
@@ -255,20 +256,20 @@ class _Pairs:
         return None
 
     def merge(self, pair: int, symbol: int) -> None:
-        """Replace the pair by ``symbol`` wherever it occurs.
+        """Replace all occurrences of the pair by ``symbol``.
 
         For example, "l" and "ow" in "lower", cell by cell, with symbols in quotes and ``.`` for an empty cell::
 
             "l"  "ow"  -2  "e"  "r"   ->   "low"  .  -3  "e"  "r"
 
-        The pair ("ow", "e") gets a smaller count and ("low", "e") a larger one; the same holds on the left.
+        The count of the pair ("ow", "e") decreases and that of ("low", "e") increases; the same applies on the left.
         """
         left, right = pair >> _BITS, pair & _RIGHT
         before, cells, lengths = self.lengths[left], self.cells, self.lengths
         size = before + lengths[right]
         places: Iterable[int] = self.places.pop(pair)
         if left == right:
-            places = sorted(places)  # in "aaa" the first two are merged, in whatever order the places were found
+            places = sorted(places)  # in "aaa" the first two are merged, regardless of the order of the places
         touched = set[int]()
         for place in places:
             if cells[place] != left or cells[place + before] != right:
@@ -314,16 +315,16 @@ class _Pairs:
 
 
 def learn_merges(counts: Iterable[tuple[str, int]], alphabet: Sequence[str], minimum: int) -> Iterator[tuple[int, str]]:
-    """Yield pieces with their counts, the most frequent first, until no pair is left: byte-pair encoding.
+    """Yield merged pieces with their counts, the most frequent first, until no pair is left: byte-pair encoding.
 
-    Repeatedly merge the most frequent pair of adjacent pieces (Sennrich et al. 2016, section 3.2). Published WordPiece
-    vocabularies are commonly rebuilt this way. Unlike the trainer of the ``tokenizers`` library, which gives other ids
-    in every run, equal counts are ordered by the pieces themselves.
+    Repeatedly merges the most frequent pair of adjacent pieces (Sennrich et al. 2016, section 3.2), the usual method
+    for new WordPiece vocabularies. Equal counts are ordered by the pieces themselves, so the result is deterministic,
+    unlike that of the trainer of the ``tokenizers`` library.
 
     Args:
         counts: Distinct words with their counts.
-        alphabet: The characters; those inside words with ``##``. Words with other characters are ignored.
-        minimum: Smallest count of a pair that is merged.
+        alphabet: The characters; characters inside words have ``##``. Words with other characters are ignored.
+        minimum: Minimum count of a pair to be merged.
     """
     symbols = {piece: number for number, piece in enumerate(alphabet)}
     inside = {piece.removeprefix("##"): number for piece, number in symbols.items() if len(piece) == 3}

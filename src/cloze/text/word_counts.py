@@ -1,14 +1,14 @@
-"""Texts -> word counts: the first step of learning a vocabulary, in memory that does not grow with the text.
+"""Count words, the first step of learning a vocabulary, in memory that does not grow with the text.
 
     texts  -> blocks          of about 250,000 characters, each ending at a word end
     blocks -> count tables    ``WordCounter`` has two tables. The first counts whitespace-separated runs, most of which
-                              recur. When it is full, its runs are split into BERT's words, which the second table
-                              counts. When the second is full, it is sorted and emitted.
-    tables -> ``WordCounts``  ``SortedTables`` keeps them in anonymous temporary files, which disappear with the
-                              process however it ends, and adds them up by merging
+                              recur. When it is full, its runs are split into BERT's words, which are added to the
+                              second table. When the second table is full, it is sorted and emitted.
+    tables -> ``WordCounts``  ``SortedTables`` stores them in anonymous temporary files, which always disappear with
+                              the process, and merges them by adding counts
 
-Several worker processes may count. The counts are exact, and do not depend on how the text is cut into blocks or on
-which worker counts which block.
+Several worker processes may count. The counts are exact and do not depend on the division into blocks or on the
+assignment of blocks to workers.
 """
 
 import heapq
@@ -30,38 +30,38 @@ from cloze.progress import Progress
 from cloze.text.characters import IDEOGRAPHS, MAX_WINDOW, replace_surrogates, windows
 from cloze.workers import Report, WorkerPool, serve
 
-# Longer words are [UNK] to the tokenizer, so that pieces learned from them would never be used.
+# Longer words are [UNK] to the tokenizer, so pieces learned from them would never be used.
 LONGEST_WORD = 100
-# Entries of the two tables of a counter, at about 150 bytes each.
+# Maximum entries of the two tables of a counter, about 150 bytes each.
 MOST_RUNS = 50_000
 MOST_WORDS = 100_000
-# Runs may be long: however few there are, they are split into words after this many characters.
+# Runs may be long, so they are also split into words after this many characters.
 MOST_CHARACTERS = 16_000_000
-# Tables that are merged at once; each is an open file.
+# Tables merged at once; each is an open file.
 MOST_TABLES = 32
-# Distinct words that are kept for learning, which takes about 300 bytes each: far more than a vocabulary has room for.
+# Maximum number of distinct words for learning, about 300 bytes each; far more than a vocabulary has entries.
 MOST_DIFFERENT = 1_000_000
-# Characters per block: a block is split into a list of strings of about 60 bytes each.
+# Characters per block. A block is split into a list of strings of about 60 bytes each.
 BLOCK = 250_000
-# A text of fewer blocks is counted before a worker process would have started.
+# Counting fewer blocks takes less time than starting worker processes.
 FEWEST_BLOCKS = 16
-# Lone surrogates must survive the way to a worker; the counter replaces them.
+# Lone surrogates must be preserved on the way to a worker; the counter replaces them.
 ENCODING = ("utf-8", "surrogatepass")
 STAGE = "counting words (bytes)"
 PROGRAM = (
     "import sys; from cloze.text.word_counts import serve_counts; serve_counts(*map(bool, map(int, sys.argv[1:])))"
 )
 
-# All words that are too long are counted under the empty word.
+# All overlong words are counted as the empty word.
 _TOO_LONG = ""
 
 _ASCII_WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9]")
 _IDEOGRAPHS = re.compile(f"[{''.join(f'{chr(first)}-{chr(last)}' for first, last in IDEOGRAPHS)}]+")
-# Whitespace to Python, but deleted by the normalizer.
+# Characters that are whitespace in Python but deleted by the normalizer.
 _NO_SPACES = re.compile("[\x0b\x0c\x1c-\x1f\x85]+")
 
 _BASIC = BertPreTokenizer()
-# By (lowercase, strip_accents).
+# Key: (lowercase, strip_accents).
 _NORMALIZERS = {
     (lowercase, strip): BertNormalizer(lowercase=lowercase, strip_accents=strip)
     for lowercase in (True, False)
@@ -70,12 +70,12 @@ _NORMALIZERS = {
 
 
 def basic_words(text: str, lowercase: bool, strip_accents: bool | None = None) -> list[str]:
-    """Split a text as BERT's basic tokenizer does: normalize, then split at whitespace, punctuation and ideographs.
+    """Split a text like BERT's basic tokenizer: normalize it, then split at whitespace, punctuation and ideographs.
 
     Args:
         text: The text.
-        lowercase: Whether it is lowercased.
-        strip_accents: Whether combining marks are dropped; None means the same as ``lowercase``.
+        lowercase: Whether to lowercase it.
+        strip_accents: Whether to strip combining marks; None means the same as ``lowercase``.
     """
     strip = lowercase if strip_accents is None else strip_accents
     text, normalizer = replace_surrogates(text), _NORMALIZERS[lowercase, strip]
@@ -84,7 +84,7 @@ def basic_words(text: str, lowercase: bool, strip_accents: bool | None = None) -
 
 
 class WordCounter:
-    """Counts the words of blocks; emits a full table as sorted lines of a word, a tab and its count."""
+    """Counts the words of blocks and emits full tables as sorted lines of a word, a tab and its count."""
 
     def __init__(self, lowercase: bool, strip_accents: bool | None = None) -> None:
         self.lowercase, self.strip_accents = lowercase, strip_accents
@@ -93,11 +93,11 @@ class WordCounter:
         self.characters = 0
 
     def add(self, block: str) -> bytes:
-        """Count a block that ends at a word end; return the table of words if it is full, otherwise nothing."""
+        """Count a block that ends at a word end; return the table of words if it is full, otherwise empty bytes."""
         self.characters += len(block)
         if not block.isprintable():
             block = _NO_SPACES.sub("", block)
-        # Chinese has no spaces, so hardly any run would recur: count its characters, which are BERT's words.
+        # Chinese has no spaces, so hardly any run would recur. Count its characters, which are words for BERT.
         if not block.isascii() and (ideographs := _IDEOGRAPHS.findall(block)):
             self.runs.update("".join(ideographs))
             block = _IDEOGRAPHS.sub(" ", block)
@@ -107,7 +107,7 @@ class WordCounter:
         return self._take_table() if len(self.words) > MOST_WORDS else b""
 
     def finish(self) -> bytes:
-        """Return the table of all words not yet emitted."""
+        """Return the table of all words that have not been emitted yet."""
         self._count_words()
         return self._take_table()
 
@@ -132,15 +132,15 @@ class WordCounter:
 
 @dataclass(frozen=True)
 class WordCounts:
-    """Distinct words, sorted, with their counts; stored as lines, in a tenth of the memory of a dict."""
+    """Distinct words, sorted, with their counts; stored as lines, which take a tenth of the memory of a dict."""
 
     lines: bytes
     words: int
     """Number of word occurrences in the text."""
     different: int
-    """Number of distinct words before the rarest were dropped; all that are too long count as one."""
+    """Number of distinct words before the rarest were dropped; all overlong words together are one."""
     kept: int
-    """Number of distinct words kept here."""
+    """Number of distinct words in ``lines``."""
     least: int
     """Smallest count among the kept words."""
     too_long: int
@@ -156,7 +156,7 @@ class WordCounts:
 
 
 class SortedTables:
-    """Count tables in temporary files, merged when there are many; the tables of one level have similar sizes."""
+    """Count tables in temporary files. When a level has many tables, they are merged to one of the next level."""
 
     def __init__(self) -> None:
         self._levels: list[list[IO[bytes]]] = []
@@ -169,18 +169,18 @@ class SortedTables:
             _close(level)
 
     def add(self, table: bytes) -> None:
-        """Add a table that a counter has emitted."""
+        """Add a table emitted by a counter."""
         if table:
             with _room_on_disk():
-                file = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the tables are)
+                file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
                 self._keep(file, 0)
                 file.write(table)
 
     def choose(self, most: int = MOST_DIFFERENT) -> WordCounts:
-        """Add up all tables and return the ``most`` frequent words.
+        """Add up all tables and return at most ``most`` words, the most frequent ones.
 
-        Words with equal counts are all kept or all dropped, unless dropping them would leave half of the room empty;
-        then the alphabetically first are kept.
+        Words with equal counts are all kept or all dropped, unless dropping them would leave fewer than half of
+        ``most``; then the alphabetically first are kept.
         """
         with _room_on_disk():
             self._levels = [[_merge([file for level in self._levels for file in level])]]
@@ -223,7 +223,7 @@ def _merge(files: list[IO[bytes]]) -> IO[bytes]:
 
 
 def _read(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Yield words and counts. UTF-8 bytes sort like the words themselves."""
+    """Yield words and counts. UTF-8 bytes sort like the strings they encode."""
     file.seek(0)
     for line in file:
         word, _, count = line.partition(b"\t")
@@ -232,14 +232,14 @@ def _read(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
 
 def _close(files: list[IO[bytes]]) -> None:
     for file in files:
-        with suppress(OSError):  # unwritten data is not needed any more
+        with suppress(OSError):  # unwritten data is no longer needed
             file.close()
 
 
 def _least_count(numbers: Counter[int], most: int) -> tuple[int, int]:
-    """Return the smallest count that is kept, and how many words with exactly that count are.
+    """Return the smallest count that is kept, and the number of words to keep with exactly that count.
 
-    ``numbers`` maps a count to the number of distinct words that have it.
+    ``numbers`` maps a count to the number of distinct words with this count.
     """
     kept = least = 0
     for count in sorted(numbers, reverse=True):
@@ -255,7 +255,7 @@ def _room_on_disk() -> Iterator[None]:
         yield
     except OSError as error:
         raise ClozeError(
-            f"{tempfile.gettempdir()}: word counts cannot be kept there while the text is read "
+            f"{tempfile.gettempdir()}: temporary word counts cannot be written there "
             f"({error.strerror or error}); free some space or set TMPDIR to another folder"
         ) from error
 
@@ -269,15 +269,15 @@ def count_words(
     total: int | None,
     progress: Progress,
 ) -> WordCounts:
-    """Count the words that BERT's basic tokenizer splits texts into.
+    """Count the words of texts, as split by BERT's basic tokenizer.
 
     Args:
-        texts: Texts of any length; a word does not reach from one into the next.
-        lowercase: Whether words are lowercased.
-        strip_accents: Whether words are stripped of accents; None means the same as ``lowercase``.
+        texts: Texts of any length; a word never continues in the next text.
+        lowercase: Whether to lowercase words.
+        strip_accents: Whether to strip accents; None means the same as ``lowercase``.
         workers: Number of processes; with 1, or for a short text, this process counts.
-        total: Bytes of all texts, if known, for the progress report.
-        progress: Receives the bytes done.
+        total: Bytes of all texts, if known, for progress reports.
+        progress: Receives progress reports in bytes.
     """
     strip = lowercase if strip_accents is None else strip_accents
     with SortedTables() as tables:
@@ -299,7 +299,7 @@ def count_words(
 
 
 def _blocks(texts: Iterable[str]) -> Iterator[bytes]:
-    """Join texts into blocks of about the same size; long texts are cut at word ends."""
+    """Join texts to blocks of about the same size; long texts are split at word ends."""
     pending: list[str] = []
     characters = 0
     for text in texts:
@@ -319,24 +319,24 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _reported(blocks: Iterable[bytes], total: int | None, progress: Progress) -> Iterator[bytes]:
-    """Pass blocks on and report their bytes as they are taken."""
+    """Yield the blocks and report their bytes as they are consumed."""
     done = 0
     for block in blocks:
         yield block
         done += len(block) + 1
-        # The total itself is reported once, at the end.
+        # The total itself is reported only once, at the end.
         progress.advance(STAGE, done if total is None else min(done, total - 1), total)
     if total is not None:
         progress.advance(STAGE, total, total)
 
 
 class _CountingRunner:
-    """A worker's side: blocks in, count tables out. Its counter keeps counts from one block to the next."""
+    """The runner in a worker process: takes blocks and returns count tables. Counts accumulate over blocks."""
 
     def __init__(self, lowercase: bool, strip_accents: bool) -> None:
         self._counter = WordCounter(lowercase, strip_accents)
 
-    def run(self, task: bytes, report: Report) -> bytes:  # noqa: ARG002 (progress is that of the blocks handed out)
+    def run(self, task: bytes, report: Report) -> bytes:  # noqa: ARG002 (_reported reports progress)
         return self._counter.add(task.decode(*ENCODING))
 
     def finish(self) -> bytes:
@@ -350,12 +350,12 @@ class _CountingRunner:
 
 
 def serve_counts(lowercase: bool, strip_accents: bool) -> None:
-    """Be a worker process that counts."""
+    """Run a worker process that counts words."""
     serve(_CountingRunner(lowercase, strip_accents))
 
 
 def _stop(index: int | None, deaths: int, exit_code: int) -> None:  # noqa: ARG001 (the pool's signature)
-    # No worker can repeat the block alone: the counts of earlier blocks have died with the process.
+    # Repeating the block is not enough: the counts of earlier blocks were lost with the process.
     raise ClozeError(
         f"a process that counts words ended early (exit code {exit_code}), perhaps for lack of memory; "
         "try again with fewer --workers"

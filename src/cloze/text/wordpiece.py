@@ -1,7 +1,7 @@
-"""The WordPiece engine: normalization, splitting and matching by the ``tokenizers`` library.
+"""The WordPiece engine: normalization, splitting and matching with the ``tokenizers`` library.
 
-``text/tokenizer.py`` encodes texts with ``build_engine``. ``measure_fit`` measures how well a newly learned vocabulary
-fits its text: into how many pieces its words are split.
+``text/tokenizer.py`` encodes texts with ``build_engine``. ``measure_fit`` reports how well a newly learned vocabulary
+fits its text: the number of pieces per word.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def build_engine(settings: "TokenizerSettings", ids: Mapping[str, int]) -> tokenizers.Tokenizer:
-    """Build the engine of a vocabulary, without special tokens: ``[SEP]`` in a text is ordinary text."""
+    """Build the engine of a vocabulary without special tokens, so ``[SEP]`` in a text is ordinary text."""
     model = WordPiece(
         dict(ids),
         unk_token=UNKNOWN,
@@ -35,7 +35,7 @@ def build_engine(settings: "TokenizerSettings", ids: Mapping[str, int]) -> token
 
 
 def build_normalizer(settings: "TokenizerSettings", *, chinese: bool) -> BertNormalizer:
-    """Build the normalizer, which cleans and lowercases text; ``chinese`` puts spaces around ideographs."""
+    """Build the normalizer, which cleans and lowercases text; with ``chinese`` it puts spaces around ideographs."""
     return BertNormalizer(
         clean_text=True,
         handle_chinese_chars=chinese,
@@ -46,27 +46,27 @@ def build_normalizer(settings: "TokenizerSettings", *, chinese: bool) -> BertNor
 
 @dataclass(frozen=True)
 class Fit:
-    """How a vocabulary splits the words of a text; shares are of word occurrences."""
+    """Statistics of how a vocabulary splits the words of a text, weighted by word frequency."""
 
     words: int
     """Number of words."""
     distinct_words: int
     """Number of distinct words."""
     one_piece: float
-    """Share of words that are a single piece."""
+    """Fraction of words that are a single piece."""
     unknown: float
-    """Share of words that are [UNK]."""
+    """Fraction of words that are [UNK]."""
     pieces_per_word: float
-    """Mean pieces per word; [UNK] counts as one."""
+    """Mean number of pieces per word; [UNK] is one piece."""
 
     @property
     def coverage(self) -> float:
-        """Share of words that are not [UNK]."""
+        """Fraction of words that are not [UNK]."""
         return 1 - self.unknown
 
 
 def measure_fit(counts: WordCounts, pieces: Sequence[str]) -> Fit:
-    """Split every counted word as the tokenizer does; words too rare to be kept in the counts are not included."""
+    """Split every counted word with the tokenizer's algorithm. Rare words that were dropped are not included."""
     model = WordPiece(
         {piece: number for number, piece in enumerate(pieces)},
         unk_token=UNKNOWN,

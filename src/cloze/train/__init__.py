@@ -1,1 +1,1 @@
-"""Training: the loop and what every training shares; pre-training, fine-tuning and distillation."""
+"""Training: the loop, what all kinds of training share, pre-training, fine-tuning and distillation."""

@@ -1,9 +1,8 @@
 """The training driver that fine-tuning, contrastive training, correction and distillation share.
 
-Pre-training, which has no epochs and no dev rows, calls the loop (``loop.py``) itself.
-
-Open the run, return if it is finished, build batches and objective, train with an evaluation on the dev set after every
-epoch (with early stopping if there is a patience), finish. ``TrainingParts`` is what differs between them.
+It opens the run, returns if the run is finished, builds the batches and the objective, trains with an evaluation on the
+dev set after every epoch (and early stopping if a patience is set), and finishes the run. ``TrainingParts`` holds what
+differs between the kinds of training. Pre-training has no epochs and no dev rows, so it calls ``loop.py`` directly.
 """
 
 import hashlib
@@ -30,34 +29,36 @@ from cloze.train.memory import keep_freed_memory, return_freed_memory
 from cloze.train.optimization import Precision, layer_decay_scale
 from cloze.train.run import BEST, Run, open_run
 
-# Bytes per trained parameter beside its weight: the gradient and two moments, in float32.
+# Memory per trained parameter in addition to its weight: the gradient and two moments, in float32.
 _BYTES_TRAINED = 12
-_DIGEST = "sha256"  # of the tensors of the best weights
+_DIGEST = "sha256"  # metadata key: digest of the best weights
 
 
 class EpochBatches(BatchSource, Protocol):
-    """Batches of a training set that is read in epochs."""
+    """Batches of a training set that is iterated in epochs."""
 
     steps_per_epoch: int
 
     def largest_part(self, parts: int) -> tuple[int, int]:
-        """Return the tokens of the largest of so many parts of a batch, and of the longest sequence."""
+        """Return the tokens of the largest part if each batch is divided into ``parts``, and the longest sequence."""
 
 
 @dataclass(frozen=True)
 class TrainingParts:
-    """What differs from one kind of training to another.
+    """The components that differ between the kinds of training.
 
     Attributes:
-        recorded: Everything the result depends on; a run with other values is not resumed.
-        settings: How to train.
+        recorded: Everything the result depends on; a run recorded with other values is not resumed.
+        settings: The training settings.
         model: The model to train, which also predicts for the evaluation.
-        batches: Builds the batches; None if nothing is trained in steps, and ``finish`` computes all.
-        objective: Builds the objective from the batches.
-        metric: The metric of ``score`` that early stopping compares.
+        batches: Builds the batches; None if there are no training steps and ``finish`` does all the work.
+        objective: Builds the objective.
+        metric: The metric in the scores that early stopping compares.
         score: Evaluates the model on the dev set.
-        finish: Writes results and model; its settings name the precision that was used.
+        finish: Writes the results and the model; it receives the settings with the precision that was used.
         choose: Returns the parts to train with instead, for a choice that is recorded in the run.
+        activations: Returns the peak bytes of a step's activations for a number of rows and their length; by default
+            those of the model alone.
     """
 
     recorded: Mapping[str, Any]
@@ -69,21 +70,22 @@ class TrainingParts:
     score: Callable[[], Mapping[str, float]]
     finish: Callable[[Run, ResolvedSettings], None]
     choose: "Callable[[Run], TrainingParts] | None" = None
+    activations: Callable[[int, int], int] | None = None
 
 
 def run_training(parts: TrainingParts, out: str | Path, *, fresh: bool, progress: Progress) -> Path:
     """Run a training from start to finish, or resume it.
 
     Args:
-        parts: What is trained.
+        parts: The model, the batches, the objective and the functions to call.
         out: The run's folder.
-        fresh: Delete a run that is there.
-        progress: Where progress is reported.
+        fresh: Delete an existing run first.
+        progress: Receives messages and progress.
 
     Returns:
         The run's folder.
     """
-    # Checkpointing changes how gradients are computed, not what they are.
+    # Gradient checkpointing changes how gradients are computed, not their values.
     recorded = {name: value for name, value in parts.recorded.items() if name != "checkpointing"}
     with open_run(Path(out), recorded, fresh=fresh) as run:
         if run.report_finished(progress):
@@ -107,28 +109,34 @@ def _train_in_steps(
         require_bert(bert, "checkpointing").encoder.checkpointing = True
     return_freed_memory() if settings.checkpointing else keep_freed_memory()
     batches, objective = make_batches(), parts.objective()
-    require_step_memory(objective, bert, batches, settings)
+    require_step_memory(objective, bert, batches, settings, parts.activations)
     return train_with_evaluation(objective, batches, parts, run, progress)
 
 
 def require_step_memory(
-    objective: nn.Module, bert: Backbone, batches: EpochBatches, settings: ResolvedSettings
+    objective: nn.Module,
+    bert: Backbone,
+    batches: EpochBatches,
+    settings: ResolvedSettings,
+    activations: Callable[[int, int], int] | None = None,
 ) -> None:
-    """Refuse a training whose largest step does not fit into memory, before its first step.
+    """Check that the largest step fits into memory, before the first step.
 
     Raises:
-        ConfigError: With the figures, and the flags that help.
+        ConfigError: If it does not; the message has the sizes and the flags that reduce them.
     """
     if next(bert.parameters()).device.type != "cpu":
-        return  # the accelerator's allocator fails without harm
+        return  # an accelerator's allocator reports the failure itself; a CPU machine would swap or kill the process
     tokens, longest = batches.largest_part(settings.accumulate)
     trained = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
-    states = 0
-    if bert.reader is None:  # frozen states need no backward pass
+    states, rows = 0, -(-tokens // longest)
+    if activations is not None:
+        states = activations(rows, longest)
+    elif bert.reader is None:  # frozen states need no backward pass
         states = count_activations(
             bert.config,
             bert.head_names,
-            -(-tokens // longest),
+            rows,
             longest,
             chosen=1.0,
             explicit=bert.config.attention_dropout > 0 or settings.precision == "bf16",
@@ -150,13 +158,13 @@ def train_with_evaluation(
     """Train, evaluate on the dev set after every epoch, and stop early if the settings have a patience.
 
     Returns:
-        The precision that was used. The model has the weights of the last step; with early stopping, the best.
+        The precision that was used. The model has the weights of the last step or, with early stopping, the best ones.
     """
     settings, model = parts.settings, parts.model
     stopping = EarlyStopping(run, model.bert, parts.metric, settings.patience) if settings.patience else None
 
     def evaluate(check_signals: Callable[[], None]) -> Mapping[str, float]:
-        # In float32 at any training precision: the scores are those of the model that is saved.
+        # Always in float32, at any training precision: the scores must be those of the saved model.
         with model.before_each_batch(check_signals), torch.autocast(model.device.type, enabled=False):
             scores = parts.score()
         if stopping is not None:
@@ -175,15 +183,15 @@ def train_with_evaluation(
 
 
 def finetuning_precision(settings: FinetuneSettings, device: torch.device) -> Precision:
-    """Choose the precision of a fine-tuning: float32 on frozen states, which are computed once."""
+    """Return the training precision: float32 for frozen states, which are computed once, else as the settings say."""
     return Precision.choose("fp32" if settings.frozen else settings.precision, device)
 
 
 class EarlyStopping:
-    """Keeps the best weights by a dev score, and stops when no evaluation has improved it for a while.
+    """Saves the best weights by dev score, and stops training after ``patience`` evaluations without improvement.
 
-    The scores are read from the run's metrics and the weights from its folder, so that a resumed run continues where it
-    was.
+    The scores are read from the run's metrics and the weights from its folder, so a resumed run continues with the same
+    state.
     """
 
     def __init__(self, run: Run, model: nn.Module, metric: str, patience: int) -> None:
@@ -191,18 +199,18 @@ class EarlyStopping:
 
     @property
     def path(self) -> Path:
-        """The file with the best weights."""
+        """The file of the best weights."""
         return self._run.folder / BEST
 
     def update(self, score: float) -> None:
-        """Save the weights if this score is better than all before it."""
+        """Save the weights if this score is better than all previous scores."""
         if score > max(self._scores(), default=-float("inf")):
             tensors = self._model.state_dict()
             with replaced_file(self.path) as temporary:
                 write_safetensors(temporary, tensors, {_DIGEST: _digest(tensors)})
 
     def should_stop(self) -> bool:
-        """Return whether the last ``patience`` evaluations brought no improvement."""
+        """Return whether the last ``patience`` evaluations did not improve the best score."""
         scores = self._scores()
         return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= self._patience
 
@@ -213,7 +221,7 @@ class EarlyStopping:
             CheckpointError: If the file is damaged or missing.
         """
         tensors, metadata = read_safetensors_with_metadata(self.path)
-        # Runs of earlier versions have no digest.
+        # Runs of earlier versions did not record a digest.
         if metadata.get(_DIGEST) not in (None, _digest(tensors)):
             raise CheckpointError(
                 f"{self.path}: has changed since it was written; start over with {format_option('fresh', True)}"

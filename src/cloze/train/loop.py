@@ -1,11 +1,16 @@
-"""The training loop: pre-training, fine-tuning and distillation differ only in the objective and batches they pass.
+"""The training loop. Pre-training, fine-tuning and distillation pass it different objectives and batches.
 
-An objective is a module whose forward takes a part of a batch and the counts of the whole batch, and returns an
-``ObjectiveOutput``. A batch is computed in parts: one after the other (gradient accumulation) or by several processes
-(``ProcessGroup``). Losses and metrics are additive: the sum over all parts is the value of the batch.
+One step: get this rank's parts of the batch, count their targets over all ranks, run forward and backward on each part,
+clip the gradient, reject the step if it diverges, set the learning rate, update the weights; then log, evaluate, save.
 
-The batch of a step and the random numbers of its dropout depend on (seed, step) alone. A resumed run therefore equals
-an uninterrupted one, bit for bit.
+A batch is divided into ranks x ``accumulate`` parts: ranks compute theirs in parallel (``ProcessGroup``), and each rank
+computes its own one after the other (gradient accumulation). An objective is a module whose forward takes a part and
+the target counts of the whole batch, and returns an ``ObjectiveOutput``. Each part divides its summed loss by the count
+of the whole batch. Losses, metrics and gradients are therefore additive: their sum over all parts is the batch's value,
+however the batch is divided. (The mean of the parts' means would weight targets in small parts more.)
+
+The batch of a step depends only on the seed and the step, and the dropout of a part also on the part's index. A resumed
+run is therefore bit-identical to an uninterrupted one.
 """
 
 import signal
@@ -40,59 +45,60 @@ from cloze.train.optimization import (
 from cloze.train.run import Run
 from cloze.train.settings import LoopSettings
 
-# Seconds after which a checkpoint is due, however few steps they were: the most work that a power cut can cost.
+# Seconds after which a checkpoint is due even if few steps were computed: the most work that a power cut can cost.
 LONGEST_UNSAVED = 15 * 60.0
 
 
 @dataclass(frozen=True)
 class ObjectiveOutput:
-    """A part's share of the loss and the metrics of its batch."""
+    """The contribution of a part to the loss and the metrics of its batch."""
 
     loss: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class CountedBatch(Protocol):
-    """A part of a batch that knows what it contains."""
+    """A part of a batch that reports its number of targets and tokens."""
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """The denominators of the losses, such as masked words or rows."""
+        """The denominators of the losses, such as the number of masked tokens or of rows."""
 
     @property
     def token_count(self) -> int:
-        """Real tokens, without padding."""
+        """The number of tokens without padding."""
 
 
 class BatchSource(Protocol):
-    """Anything that returns a batch for every step."""
+    """Returns the batch of every step."""
 
     def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> Any:
-        """Return a part of the batch of a step, counted from 0; ``progress`` is the fraction of the training done.
+        """Return a part of the batch of a step, counted from 0; ``progress`` is the completed fraction of the training.
 
-        None if the batch has fewer rows than parts, which only a single process may meet.
+        None if the batch has fewer rows than parts, which is allowed in a single process only.
         """
 
 
 Evaluate = Callable[[Callable[[], None]], Mapping[str, float]]
-"""Returns held-out metrics. It calls its argument now and then, so that a signal need not wait for the end of it."""
+"""Returns held-out metrics. It calls its argument regularly, so that a signal can interrupt the evaluation."""
 
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """How a training runs, apart from its data and settings.
+    """Options of a training besides its data and settings.
 
     Attributes:
         group: The processes that train together.
         precision: The number format of matrix products.
         layers: Submodules that FSDP gathers one at a time.
-        flops_per_token: Floating-point operations per token and step, for the share of the peak that is reached.
-        peak_flops: The device's floating-point operations per second; 0 if not measured.
+        flops_per_token: Floating-point operations per token and step, to report the fraction of the peak that is
+            reached.
+        peak_flops: The device's peak floating-point operations per second; 0 if not measured.
         log: An additional logger, such as TensorBoard's.
-        should_stop: Called after each evaluation: whether to stop early.
-        rate_scale: Maps a parameter's name to its factor of the learning rate.
-        unused_parameters: Whether some steps train only a part of the parameters, as mixtures of objectives do.
-        start: Where a run without checkpoints starts, if not at step 0.
+        should_stop: Called after each evaluation; True stops the training early.
+        rate_scale: Maps a parameter's name to the factor of its learning rate.
+        unused_parameters: Whether some steps train only some of the parameters, as in a mixture of objectives.
+        start: The state from which a run without checkpoints starts; None for step 0.
     """
 
     group: ProcessGroup = field(default_factory=ProcessGroup)
@@ -116,19 +122,19 @@ def train(
     evaluate: Evaluate | None = None,
     options: TrainerOptions | None = None,
 ) -> Precision:
-    """Train until the schedule ends, from the newest checkpoint if there is one.
+    """Train until the schedule ends, starting from the newest checkpoint if there is one.
 
     Args:
         objective: The module to train; see the module docstring.
-        source: The batches.
+        source: Returns the batch of each step.
         settings: Schedule, optimizer and intervals.
-        run: The folder for checkpoints and metrics.
-        progress: Where progress is reported.
+        run: The run whose folder receives checkpoints and metrics.
+        progress: Receives messages and progress.
         evaluate: Computes held-out metrics, every ``settings.evaluate_every`` steps and at the end.
-        options: How the training runs.
+        options: Process group, precision and hooks.
 
     Returns:
-        The precision that was used, which is the checkpoint's in a resumed run.
+        The precision that was used; a resumed run uses that of its checkpoint.
     """
     options = options or TrainerOptions()
     is_main = options.group.is_main
@@ -164,16 +170,16 @@ class _Training:
         self.schedule = Schedule.of(settings)
         self.tracker = MetricsTracker(options.flops_per_token, options.peak_flops * self.group.size)
         self.guard = DivergenceGuard()
-        self.seconds = 0.0  # of training in earlier processes
-        self.evaluation_due = False  # a signal interrupted an evaluation
+        self.seconds = 0.0  # training time in earlier processes
+        self.evaluation_due = False  # True if a signal interrupted an evaluation
         self.save_due = False
-        self.evaluated = self.saved = 0  # the step of the last one
-        self.saved_at = 0.0  # seconds of training at the last save
+        self.evaluated = self.saved = 0  # step of the last evaluation and of the last checkpoint
+        self.saved_at = 0.0  # training time in seconds at the last checkpoint
         self.shown: dict[str, float] = {}  # the metrics that were logged last
         self.interrupts = Interrupts()
 
     def run_steps(self) -> None:
-        """Resume, then step until the schedule ends."""
+        """Resume from the newest checkpoint, then train until the schedule ends."""
         step = self._resume()
         self.start = time.monotonic()
         trimmer = MemoryTrimmer()
@@ -195,12 +201,12 @@ class _Training:
                 self._save(step)
 
     def _stops_early(self, step: int) -> bool:
-        """Return whether the last evaluation ended the training; the answer is the same after a resume."""
+        """Return whether the last evaluation ended the training; the result is the same after a resume."""
         should_stop = self.options.should_stop
         return should_stop is not None and self.evaluated == step > 0 and should_stop()
 
     def _synchronize(self) -> tuple[float, bool]:
-        """Return the main process's clock and whether any process was told to stop: the same on every rank."""
+        """Return rank 0's training time and whether any rank received a signal; the same values on every rank."""
         elapsed = self.seconds + time.monotonic() - self.start
         stopped = self.interrupts.number is not None
         seconds, stops = self.group.all_reduce([elapsed if self.group.is_main else 0.0, float(stopped)])
@@ -210,12 +216,12 @@ class _Training:
         try:
             metrics, tokens = self._compute_gradients(step, self.schedule.progress(step, seconds))
         except _StopRequestedError:
-            # Nothing of this step was applied: it will be computed again, in full.
+            # The weights are still those before this step, so it can be computed again in full.
             if self.saved != step:
                 self._save(step)
             self._stop()
         norm = self._clip_gradients()
-        # A finite loss can have a gradient that is not finite, which would destroy every weight.
+        # A finite loss can have a non-finite gradient, which would destroy every weight.
         objection = self.guard.objection(metrics["loss"], norm)
         if objection is not None:
             self.progress.say(self.guard.reject(step, objection, self.settings.learning_rate))
@@ -226,17 +232,17 @@ class _Training:
         self.tracker.add(metrics, tokens)
 
     def _clip_gradients(self) -> float:
-        """Clip the global gradient norm, and return the norm from before."""
+        """Clip the global gradient norm; return the norm before clipping."""
         parameters = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
         total_norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         norm = float(full_tensor(total_norm))
-        # Otherwise the factor is 1: a pass over all gradients that changes nothing.
+        # Below the limit the factor is 1: skip a pass over all gradients that changes nothing.
         if not norm < self.settings.clip:
             nn.utils.clip_grads_with_norm_(parameters, self.settings.clip, total_norm)
         return norm
 
     def _compute_gradients(self, step: int, done: float) -> tuple[dict[str, float], int]:
-        """Compute the gradients of this rank's parts; return the metrics and the tokens of the whole batch."""
+        """Compute the gradients of this rank's parts; return the metrics and the token count of the whole batch."""
         group, steps = self.group, self.settings.accumulate
         whole = [self.source.at(step, group.rank * steps + i, group.size * steps, done) for i in range(steps)]
         parts = [part for part in whole if part is not None]
@@ -247,12 +253,12 @@ class _Training:
         for index, part in enumerate(parts):
             if index:
                 self._check_signals()
-            # Dropout takes no generator: it draws from the global one, which is seeded for each part.
+            # Dropout has no generator argument: it draws from the global one, which is seeded for each part.
             torch.manual_seed(_dropout_seed(self.settings.seed, step, group.rank * steps + index))
             with group.no_sync(self.module, last=index == len(parts) - 1):
                 with self.options.precision.autocast():
                     output: ObjectiveOutput = self.module(part, totals)
-                # DDP and FSDP average gradients over the ranks, but the loss is a sum over parts.
+                # DDP and FSDP average gradients over the ranks; the factor turns the mean back into the sum over parts.
                 (output.loss * group.size).backward()  # type: ignore[no-untyped-call]
             for name, value in {"loss": output.loss, **output.metrics}.items():
                 sums[name] = sums.get(name, 0) + value.detach().cpu().double()
@@ -260,7 +266,7 @@ class _Training:
         return dict(zip(sums, values, strict=True)), tokens
 
     def _count(self, parts: Sequence[CountedBatch]) -> tuple[dict[str, int], int]:
-        """Return the denominators of the whole batch's losses, and its tokens."""
+        """Return the denominators of the whole batch's losses and its token count, summed over all ranks."""
         names = list(parts[0].counts)
         local = [sum(part.counts[name] for part in parts) for name in names]
         *counts, tokens = self.group.all_reduce([*local, sum(part.token_count for part in parts)])
@@ -275,14 +281,14 @@ class _Training:
         self.progress.advance("training", done, expected, **(self.shown or self.tracker.current()))
 
     def _evaluate_and_save(self, done: int, seconds: float, stopping: bool, over: bool) -> None:
-        """Evaluate and save if it is due; stop if a process was told to."""
+        """Evaluate and save if due; stop if any rank received a signal."""
         if not over and not stopping and _is_due(done, self.settings.evaluate_every):
             self._evaluate(done)
-        # By the main process's clock, so that all ranks decide alike.
+        # By rank 0's clock, so that all ranks make the same decision.
         overdue = seconds - self.saved_at >= LONGEST_UNSAVED
-        # Not while steps are rejected: the weights do not change, and the next step may end the training.
-        # The last step before the decay, from which the run can be extended.
+        # Before the decay starts, so that the run can be extended from there.
         last_stable = self.schedule.is_stable(done, seconds) and not self.schedule.is_stable(done + 1, seconds)
+        # Not while steps are rejected: the weights do not change, and the next rejection may end the training.
         self.save_due = self.save_due or overdue or last_stable or _is_due(done, self.settings.save_every)
         if not over and (stopping or (self.save_due and self.guard.last_accepted)):
             self.evaluation_due = stopping and _is_due(done, self.settings.evaluate_every)
@@ -293,11 +299,11 @@ class _Training:
     def _stop(self) -> NoReturn:
         raise Interrupted(
             self.interrupts.number or signal.SIGTERM,
-            f"stopped and saved at step {self.saved}; the same command{self.run.resume_note} goes on",
+            f"stopped and saved at step {self.saved}; run the same command{self.run.resume_note} to resume",
         )
 
     def _evaluate(self, done: int) -> None:
-        """Evaluate; if a signal interrupts it, save and stop, and the resumed run evaluates first."""
+        """Evaluate. If a signal interrupts it, save and stop; the resumed run then evaluates first."""
         if self.evaluate is None:
             return
         self.objective.eval()
@@ -312,7 +318,7 @@ class _Training:
         self.evaluation_due, self.evaluated = False, done
 
     def _check_signals(self) -> None:
-        # Several processes cannot leave at different places: the others would hang in a collective.
+        # With several ranks, one that stopped alone would leave the others waiting in a collective operation.
         if self.interrupts.number is not None and self.group.size == 1:
             raise _StopRequestedError
 
@@ -324,7 +330,7 @@ class _Training:
 
     def _save(self, step: int) -> None:
         seconds = self.seconds + time.monotonic() - self.start
-        figures = {  # the keys are part of the file format, and older than the names beside them
+        figures = {  # the keys belong to the file format and are older than the attribute names
             "meter": self.tracker.state_dict(),
             "guard": self.guard.state_dict(),
             "seconds": seconds,
@@ -337,12 +343,12 @@ class _Training:
         state = TrainingState(step, full_state_dict(self.objective), optimizer_tensors(self.optimizer), figures)
         if self.group.is_main:
             self.run.store.save(state)
-        self.group.barrier()  # no rank continues past a checkpoint that may still fail
+        self.group.barrier()  # no rank continues before the checkpoint is written, because writing may fail
         self.saved, self.save_due = step, False
         self.saved_at, _ = self._synchronize()
 
     def _resume(self) -> int:
-        """Load the newest checkpoint and return the step to continue with."""
+        """Load the newest checkpoint, if any; return the step to continue with."""
         state = self.run.store.newest(self.progress) or self.options.start
         if self.group.is_main:
             self.run.check_measured(state.figures.get("measured") if state else None)
@@ -356,7 +362,7 @@ class _Training:
         self.guard.load_state_dict(figures["guard"])
         self.seconds, self.evaluated, self.evaluation_due = figures["seconds"], figures["evaluated"], figures["owed"]
         self.saved = state.step
-        # Keep the precision of the first process: a new measurement might choose another, and train differently.
+        # Keep the precision of the first process: "auto" measures again and might now choose the other one.
         name, device_type = figures.get("precision", (None, None))
         if name is not None and device_type == self.options.precision.device.type:
             self.options = replace(self.options, precision=replace(self.options.precision, bf16=name == "bf16"))
@@ -373,7 +379,7 @@ def _dropout_seed(seed: int, step: int, part: int) -> int:
 
 
 class TensorBoardLogger:
-    """Writes the metrics of a run for TensorBoard, an optional extra."""
+    """Writes a run's metrics for TensorBoard, which is an optional dependency."""
 
     def __init__(self, run: Path) -> None:
         try:
@@ -382,7 +388,7 @@ class TensorBoardLogger:
             raise ConfigError(
                 "--tensorboard needs TensorBoard; install it with: pip install 'cloze-bert[tensorboard]'"
             ) from error
-        # A resumed run writes what came after its checkpoint a second time, with equal values.
+        # A resumed run writes the steps after its checkpoint a second time, with equal values.
         self._writer = SummaryWriter(str(run / "tensorboard"))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -1,7 +1,14 @@
-"""Optimization: AdamW as BERT uses it, the learning-rate schedule, training precision and the guard against divergence.
+"""Optimization: AdamW as BERT uses it, the learning-rate schedule, training precision and divergence detection.
 
-The schedule is a linear warm-up followed by linear decay (appendix A.2 of the paper), by steps or by the clock. Weights
-and moments are float32 at any precision; bfloat16 autocast only rounds the inputs of matrix products.
+AdamW keeps two running means per parameter, of the gradient (first moment) and of its square (second moment), and
+divides the one by the root of the other; weight decay is applied to the weights directly. During the first steps the
+second moment is a poor estimate and the updates would be too large. The schedule therefore starts with a linear
+warm-up, followed by linear decay to zero (appendix A.2 of the paper). Progress is measured in steps or by the clock:
+
+    rate = peak * progress / warmup                  while progress < warmup
+    rate = peak * (1 - progress) / (1 - warmup)      afterwards
+
+Weights and moments are float32 at any precision; bfloat16 autocast only rounds the inputs of matrix products.
 """
 
 import math
@@ -21,11 +28,11 @@ from cloze.predict.quantization.precision import has_fast_bf16
 from cloze.train.distributed import full_tensor, shard_like
 from cloze.train.settings import LoopSettings, PrecisionName, ScheduleName, check_precision
 
-BETAS = (0.9, 0.999)
-SPIKE = 10.0  # a loss of this many times the running mean is rejected
-SETTLING = 20  # steps before spikes are looked for
-PATIENCE = 5  # rejected steps in a row that end a training
-_NEWEST_WEIGHT = 0.05  # of the newest loss in the running mean
+BETAS = (0.9, 0.999)  # decay of the running means of the gradient and of its square
+SPIKE = 10.0  # a loss above this multiple of the running mean is rejected
+SETTLING = 20  # accepted steps before spikes are rejected
+PATIENCE = 5  # consecutive rejected steps that end a training
+_NEWEST_WEIGHT = 0.05  # weight of the newest loss in the running mean
 _LAYER = re.compile(r"\bencoder\.layers\.(\d+)\.")
 
 
@@ -40,20 +47,23 @@ def make_optimizer(
     *,
     epsilon: float = LoopSettings.epsilon,
 ) -> AdamW:
-    """Return AdamW over every parameter that is not frozen.
+    """Return AdamW over all parameters that are not frozen, in groups by learning-rate factor and weight decay.
 
     Args:
         module: The module to train.
         rate: Learning rate.
         weight_decay: Decay of matrices and embeddings; biases and LayerNorm have none.
-        scale: Maps a parameter's name to its factor of the learning rate; 1 if omitted.
-        epsilon: Added to the denominator. 1e-8 is PyTorch's default and that of the BERT fine-tuning literature since
-            transformers; Google's code has 1e-6, which damps the updates of parameters with small gradients.
+        scale: Maps a parameter's name to the factor of its learning rate; 1 if omitted.
+        epsilon: Added to the denominator. 1e-8 is the default of PyTorch and of most fine-tuning code; Google's BERT
+            code uses 1e-6, which damps the updates of parameters with small gradients.
+
+    Returns:
+        The optimizer. Set its learning rate with ``set_rate``, which applies the factors.
     """
     parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     scales = {name: 1.0 if scale is None else scale(name) for name in parameters}
     groups = []
-    # The largest factor first: the learning rate that is logged is that of the first group.
+    # Largest factor first: the learning rate that is logged is that of the first group.
     for factor in sorted(set(scales.values()), reverse=True):
         members = [parameter for name, parameter in parameters.items() if scales[name] == factor]
         # Matrices and embeddings have two dimensions; biases and LayerNorm have one and are not decayed.
@@ -66,10 +76,10 @@ def make_optimizer(
 
 
 def layer_decay_scale(layers: int, decay: float) -> Callable[[str], float] | None:
-    """Return the factor of the learning rate by parameter name, for layer-wise decay (Sun et al., 2019).
+    """Return a function from parameter name to learning-rate factor, for layer-wise decay (Sun et al., 2019).
 
-    Heads and the top layer get the full rate, each layer below ``decay`` times that of the layer above it, and the
-    embeddings the lowest rate. None if there is no decay.
+    Heads and the top layer get the full learning rate. Each lower layer gets ``decay`` times the rate of the layer
+    above it, and the embeddings get the lowest rate. Return None if ``decay`` is 1.
     """
     if decay == 1:
         return None
@@ -84,13 +94,13 @@ def layer_decay_scale(layers: int, decay: float) -> Callable[[str], float] | Non
 
 
 def set_rate(optimizer: AdamW, rate: float) -> None:
-    """Set the learning rate, times the factor of each parameter group."""
+    """Set the learning rate of each parameter group to ``rate`` times the group's factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["scale"]
 
 
 def optimizer_tensors(optimizer: AdamW) -> dict[str, Tensor]:
-    """Return the moments of every parameter under flat names, for a file that holds only tensors."""
+    """Return the moments of every parameter under flat names, for a file that can hold only tensors."""
     state: Mapping[int, Mapping[str, Tensor]] = optimizer.state_dict()["state"]
     return {
         f"{index}.{name}": full_tensor(tensor) for index, values in state.items() for name, tensor in values.items()
@@ -98,7 +108,7 @@ def optimizer_tensors(optimizer: AdamW) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: AdamW, tensors: Mapping[str, Tensor]) -> None:
-    """Load moments that ``optimizer_tensors`` returned."""
+    """Load moments returned by ``optimizer_tensors``."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
@@ -115,11 +125,11 @@ def restore_optimizer(optimizer: AdamW, tensors: Mapping[str, Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate over a number of steps, of hours, or whichever ends first.
+    """The learning rate over a number of steps or hours, whichever ends first.
 
-    ``linear`` is the paper's: a linear warm-up, then linear decay to zero. ``wsd`` stays at the peak after the warm-up
-    and decays only over the last share of the training (warm-up, stable, decay; Hu et al., 2024). Its stable part does
-    not depend on the length of the training, so that a run can be extended from there without a second warm-up.
+    ``linear`` is the paper's schedule: linear warm-up, then linear decay to zero. ``wsd`` (warm-up, stable, decay; Hu
+    et al., 2024) stays at the peak after the warm-up and decays only over the last fraction of the training. Its stable
+    part does not depend on the length of the training, so a run can be extended from there without another warm-up.
     """
 
     steps: int | None
@@ -131,7 +141,7 @@ class Schedule:
 
     @classmethod
     def of(cls, settings: LoopSettings) -> "Schedule":
-        """Return the schedule of these settings."""
+        """Return the schedule for these settings."""
         return cls(
             settings.steps,
             settings.hours,
@@ -142,7 +152,7 @@ class Schedule:
         )
 
     def progress(self, step: int, seconds: float) -> float:
-        """Return the fraction of the training done before a step, counted from 0; 1 or more at the end."""
+        """Return the completed fraction of the training before a step, counted from 0; 1 or more at the end."""
         by_steps = step / self.steps if self.steps else 0.0
         by_clock = seconds / (3600 * self.hours) if self.hours else 0.0
         return max(by_steps, by_clock)
@@ -151,7 +161,7 @@ class Schedule:
         """Return the learning rate of a step."""
         progress = self.progress(step, seconds)
         if progress < self.warmup:
-            # One step ahead, so that the first step has a rate above zero.
+            # One step ahead, so that the first step has a learning rate above zero.
             return self.peak * min(1.0, (progress + 1 / (self.steps or 1000)) / self.warmup)
         if self.name == "wsd":
             # 1 - sqrt(x) over the decay ends at a lower loss than a straight line (Hägele et al., 2024, section 4).
@@ -163,7 +173,7 @@ class Schedule:
         return self.name == "wsd" and self.progress(step, seconds) <= 1 - self.decay
 
     def expected_steps(self, step: int, seconds: float) -> int | None:
-        """Extrapolate the total number of steps; None before the first step of a training by the clock."""
+        """Extrapolate the total number of steps; None before the first step of a training limited by time."""
         progress = self.progress(step, seconds)
         if self.steps is not None and (not self.hours or step == 0 or progress <= step / self.steps):
             return self.steps
@@ -175,14 +185,14 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Precision:
-    """The number format of matrix products in training: float32, or bfloat16 by autocast."""
+    """The number format of matrix products in training: float32 or, with autocast, bfloat16."""
 
     bf16: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @classmethod
     def choose(cls, name: PrecisionName, device: torch.device) -> "Precision":
-        """Choose by name; ``auto`` is bf16 where the device computes it faster."""
+        """Choose by name; ``auto`` means bf16 if the device computes it faster."""
         check_precision(name)
         return cls(name == "bf16" or (name == "auto" and has_fast_bf16(device)), device)
 
@@ -192,18 +202,18 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The data type of matrix products."""
+        """The data type of the matrix products."""
         return torch.bfloat16 if self.bf16 else torch.float32
 
     @property
     def name(self) -> PrecisionName:
-        """The name in settings."""
+        """The name used in settings."""
         return "bf16" if self.bf16 else "fp32"
 
 
 def measure_peak(precision: Precision, seconds: float = 0.15) -> float:
-    """Measure the best floating-point operations per second of a large matrix product: the upper bound of a step."""
-    # On a busy CPU, a small product finishes within its time slice where a large one is interrupted: try both.
+    """Measure the peak floating-point operations per second of a large matrix product, an upper bound for a step."""
+    # On a busy CPU, a small product may finish within a time slice while a large one is interrupted: try both.
     sizes = (4096,) if precision.device.type == "cuda" else (512, 1024)
     factors = [torch.rand(2, size, size, device=precision.device, dtype=precision.dtype) for size in sizes]
     best, end = 0.0, time.perf_counter() + seconds
@@ -221,23 +231,25 @@ def measure_peak(precision: Precision, seconds: float = 0.15) -> float:
 
 
 class DivergedError(DataError):
-    """Raised when several steps in a row have a loss that is not finite or far above the running mean."""
+    """Raised if several consecutive steps have a non-finite loss or gradient, or a loss far above the running mean."""
 
 
 class DivergenceGuard:
-    """Rejects steps whose loss or gradient is not finite, or whose loss is a spike.
+    """Rejects steps with a non-finite loss or gradient, or with a loss spike.
 
-    A broken batch costs its own step and nothing else: the weights stay as they were. If several steps in a row are
-    rejected, the weights are the cause and the training ends; the newest checkpoint is from before the first of them,
-    since none of them changed the weights. A loss as high as in the first steps is never a spike: a model that has
-    memorized its rows has a tiny mean loss and learns most from the one row that it still gets wrong.
+    A bad batch costs only its own step, because the weights are not updated. If several consecutive steps are rejected,
+    the weights are the cause and the training ends. The newest checkpoint is then from before the first of these steps,
+    since none of them changed the weights.
+
+    A loss that is not higher than the losses of the first steps is never a spike: a model that has memorized its rows
+    has a tiny mean loss and learns most from the few rows it still gets wrong.
     """
 
     def __init__(self) -> None:
         self._mean, self._initial, self._accepted, self._rejected_in_a_row = 0.0, 0.0, 0, 0
 
     def objection(self, loss: float, norm: float) -> str | None:
-        """Return what is wrong with a step, or None."""
+        """Return the reason to reject a step, or None."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         if not math.isfinite(norm):
@@ -247,22 +259,22 @@ class DivergenceGuard:
         return None
 
     def accept(self, loss: float) -> None:
-        """Count a step that is applied; its loss enters the running mean."""
+        """Record an applied step, and update the running mean with its loss."""
         self._rejected_in_a_row = 0
         self._initial = max(self._initial, loss) if self._accepted < SETTLING else self._initial
         self._mean += (loss - self._mean) * max(_NEWEST_WEIGHT, 1 / (self._accepted + 1))
         self._accepted += 1
 
     def reject(self, step: int, objection: str, rate: float) -> str:
-        """Count a step that is skipped and return the message to report.
+        """Record a rejected step and return the message to report.
 
         Args:
             step: The step, counted from 0.
-            objection: What is wrong with it.
-            rate: The peak learning rate, of which a third is suggested after a divergence.
+            objection: The reason, from ``objection``.
+            rate: The peak learning rate; the error message suggests a third of it.
 
         Raises:
-            DivergedError: If too many steps in a row were rejected.
+            DivergedError: If too many consecutive steps were rejected.
         """
         self._rejected_in_a_row += 1
         if self._rejected_in_a_row >= PATIENCE:
@@ -271,7 +283,7 @@ class DivergenceGuard:
                 f"the first of them: start over with {format_option('learning_rate', rate / 3)} and "
                 f"{format_option('fresh', True)}, or look for broken rows"
             )
-        return f"step {step + 1}: {objection}; this batch was left out, the weights are as before"
+        return f"step {step + 1}: {objection}; batch skipped, weights unchanged"
 
     @property
     def last_accepted(self) -> bool:
@@ -279,8 +291,8 @@ class DivergenceGuard:
         return self._rejected_in_a_row == 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint has to hold."""
-        return {  # the keys are part of the file format, and older than the names beside them
+        """Return the values to save in a checkpoint."""
+        return {  # the keys belong to the file format and are older than the attribute names
             "usual": self._mean,
             "first": self._initial,
             "seen": self._accepted,
@@ -288,17 +300,17 @@ class DivergenceGuard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned."""
+        """Restore values returned by ``state_dict``."""
         self._mean, self._accepted = state["usual"], state["seen"]
-        # Checkpoints of earlier versions lack the last two.
+        # Checkpoints of earlier versions do not have the last two.
         self._initial, self._rejected_in_a_row = state.get("first", 0.0), state.get("bad", 0)
 
 
 class MetricsTracker:
-    """Averages metrics between log lines, and measures the throughput."""
+    """Averages metrics between log lines and measures the throughput."""
 
     def __init__(self, flops_per_token: float = 0.0, peak_flops: float = 0.0) -> None:
-        """``peak_flops``: what a large matrix product reaches, in operations per second; 0 if not measured."""
+        """Create a tracker; ``peak_flops`` is the device's peak operations per second, or 0 if not measured."""
         self._peak_share_per_speed = flops_per_token / peak_flops if peak_flops else 0.0
         self._tokens_seen = 0
         self._reset()
@@ -310,7 +322,7 @@ class MetricsTracker:
         self._start = time.monotonic()
 
     def add(self, metrics: Mapping[str, float], tokens: int) -> None:
-        """Add one step."""
+        """Add the metrics and the token count of one step."""
         for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
             self._counts[name] = self._counts.get(name, 0) + 1
@@ -318,23 +330,23 @@ class MetricsTracker:
         self._tokens_seen += tokens
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint has to hold, so that the next mean is that of an uninterrupted run."""
+        """Return the values to save in a checkpoint, so that the next means equal those of an uninterrupted run."""
         return {"sums": self._sums, "counts": self._counts, "seen": self._tokens_seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned; the clock starts anew."""
+        """Restore values returned by ``state_dict``; the clock restarts at zero."""
         self._sums, self._tokens_seen = dict(state["sums"]), state["seen"]
         # Checkpoints of earlier versions have one count for all metrics.
         self._counts = dict(state.get("counts") or dict.fromkeys(self._sums, state.get("count", 0)))
 
     def flush(self) -> dict[str, float]:
-        """Return the means since the last flush, and reset them."""
+        """Return the means since the last flush, and start new ones."""
         metrics = self.current()
         self._reset()
         return metrics
 
     def current(self) -> dict[str, float]:
-        """Return the means since the last flush; without the metrics of steps if all of them were rejected."""
+        """Return the means since the last flush; only the throughput if all steps since then were rejected."""
         metrics = {name: total / self._counts[name] for name, total in self._sums.items()}
         tokens_per_second = self._tokens / max(1e-9, time.monotonic() - self._start)
         metrics["tokens_per_second"] = tokens_per_second

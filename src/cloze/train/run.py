@@ -1,8 +1,8 @@
-"""The folder of a training run, and what is logged into it.
+"""The folder of a training run and the files in it.
 
-run.json        the settings; the same command resumes the run, another one is refused
+run.json        the settings; the same command resumes the run, and a command with other settings is refused
 metrics.jsonl   one line per measurement
-checkpoints/    the state of the training, until it is finished
+checkpoints/    the training state, deleted when the run is finished
 model/          the model folder, written last
 """
 
@@ -31,10 +31,11 @@ SETTINGS = "run.json"
 METRICS = "metrics.jsonl"
 RESULTS = "eval_results.json"
 BEST = "best.safetensors"  # the best weights so far, with early stopping
+COMPARISON = "comparison"  # the run of part of the rows from which fine-tuning continues on all of them
 CURVES = "curves.png"
 _OTHER_OUT = f"choose another {format_option('out')}"
 _LONGEST_SHOWN = 100  # characters of a value in a message
-# Facts that runs of earlier versions did not record; where they are missing, they are not compared.
+# Facts that runs of earlier versions did not record; if they are missing, they are not compared.
 _RECORDED_LATER = frozenset(
     {
         "content",
@@ -48,7 +49,7 @@ _RECORDED_LATER = frozenset(
         "contrastive",
     }
 )
-# Settings that change nothing but the report, and the number of threads, on which the last digits of a sum depend.
+# Not compared: the baseline changes only the report, and the number of threads only the last digits of sums.
 _THREADS = "threads"
 _NOT_COMPARED = frozenset({"baseline", _THREADS})
 _WIDTH, _HEIGHT, _MARGIN = 320, 160, 30  # of a curve in a notebook, in pixels
@@ -62,14 +63,14 @@ Metrics = Sequence[dict[str, float]]
 
 
 class Run:
-    """The folder of one training.
+    """The folder of one training run.
 
     Attributes:
-        folder: The folder itself.
+        folder: The folder's path.
         store: The checkpoints.
-        model_folder: Where the model is saved at the end.
-        resume_note: How the command that resumes the run differs from the one that started it.
-        notes: What a resumed run cannot promise.
+        model_folder: The path of the saved model.
+        resume_note: Difference between the command that resumes the run and the one that started it, for messages.
+        notes: Warnings about a resumed run, such as a different number of threads.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -83,17 +84,17 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path, settings: Mapping[str, Any], *, fresh: bool = False) -> "Run":
-        """Start a run, or open one that was started with the same settings; hold it against other processes.
+        """Start a run, or open one that was started with the same settings, and lock it against other processes.
 
-        It is held until ``close``, which leaving a ``with`` block calls.
+        The lock is held until ``close`` is called or the ``with`` block ends.
 
         Args:
             folder: The folder of the run.
             settings: Everything the result depends on, as JSON values.
-            fresh: Delete a run that is there.
+            fresh: Delete an existing run first.
 
         Raises:
-            ConfigError: If the folder holds a run with other settings, or something else.
+            ConfigError: If the folder holds a run with other settings, or something that is not a run.
             ClozeError: If another process has opened it.
         """
         run = cls(folder)
@@ -107,7 +108,7 @@ class Run:
 
     @classmethod
     def join(cls, folder: Path, settings: Mapping[str, Any]) -> "Run":
-        """Open a run that the main process of this group has started."""
+        """Open a run that rank 0 has started, without locking it."""
         _refuse_changes(folder, _read_settings(folder), json.loads(json.dumps(settings)))
         return cls(folder)
 
@@ -122,7 +123,7 @@ class Run:
             sweep(folder)
             return
         if not _is_available(folder):
-            raise ConfigError(f"{folder}: exists and holds no run; {_OTHER_OUT}")
+            raise ConfigError(f"{folder}: exists but is not a run; {_OTHER_OUT}")
         _refuse_to_delete_base(folder, settings.get("model"))
         check_replaceable(folder, "folder")
         try:
@@ -139,12 +140,12 @@ class Run:
         self.resume_note = f", without {format_option('fresh', True)}," if fresh else ""
 
     def _fix_threads(self, recorded: int | None = None) -> None:
-        """Use the recorded number of threads, or the one that is fastest now, until the run is closed."""
+        """Use the recorded number of threads, or the fastest number on this machine, until the run is closed."""
         note = self._lock.enter_context(training_threads(recorded))
         self.notes += [note] if note else []
 
     def close(self) -> None:
-        """Let other processes open the run."""
+        """Release the lock, so that other processes can open the run."""
         self._lock.close()
 
     def __enter__(self) -> "Run":
@@ -155,13 +156,13 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the model has been written."""
+        """Whether the model has been written, which happens last."""
         return self.model_folder.is_dir()
 
     def report_finished(self, progress: Progress) -> bool:
-        """Return whether the run is finished; if so, report it and delete what only training needs."""
+        """Return whether the run is finished; if so, report it and delete the files that only training needs."""
         if self.finished:
-            self.clear()  # something is left if the process was killed after it wrote the model
+            self.clear()  # files remain if the process was killed after it wrote the model
             progress.say(f"{self.folder}: finished already; use {format_option('fresh', True)} to start over")
         else:
             for note in self.notes:
@@ -169,27 +170,28 @@ class Run:
         return self.finished
 
     def finish(self, contents: ModelFolder) -> None:
-        """Write the curves and, last, the model or its adapter, whose presence marks the run as finished."""
+        """Write the curves and, last, the model or its adapter; a run with a model is finished."""
         draw_curves(self.metrics(), self.folder / CURVES)
         contents.model.cpu()
         (save_folder if contents.adapter is None else save_adapter)(contents, self.model_folder)
         self.clear()
 
     def clear(self) -> None:
-        """Delete what only training needs; on failure nothing is lost, and the same command tries again."""
+        """Delete the files that only training needs; errors are ignored, since a later call can delete them."""
         with suppress(OSError):
             (self.folder / BEST).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / COMPARISON, ignore_errors=True)
         self.store.clear()
 
     def log(self, step: int, **metrics: float) -> None:
-        """Append a measurement."""
+        """Append a measurement to the metrics."""
         path = self.folder / METRICS
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, **metrics}) + "\n")
         except OSError as error:
             raise ClozeError(
-                f"{path}: cannot be written ({error.strerror}); free some space, and the same command goes on"
+                f"{path}: cannot be written ({error.strerror}); free some space and run the same command to resume"
             ) from error
 
     def metrics(self) -> list[dict[str, float]]:
@@ -199,36 +201,36 @@ class Run:
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
     def rewind(self, step: int, *, evaluation_due: bool = False) -> None:
-        """Drop the measurements after a step, and the evaluation at the step if it is due again."""
+        """Drop the measurements after a step; with ``evaluation_due`` also the evaluation at the step itself."""
         kept = [row for row in self.metrics() if row["step"] <= step]
-        # Rows of the training itself have a time, rows of evaluations do not.
+        # Training measurements have a time, evaluations do not.
         kept = [row for row in kept if not evaluation_due or row["step"] < step or "seconds" in row]
         text = "".join(json.dumps(row) + "\n" for row in kept)
         with replaced_file(self.folder / METRICS) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
     def measured(self) -> tuple[int, str]:
-        """Return size and SHA-256 of the measurements so far, flushed to disk: a checkpoint records them."""
+        """Return the size and the SHA-256 of the metrics file, flushed to disk, for a checkpoint to record."""
         path = self.folder / METRICS
         if not path.is_file():
             return 0, hashlib.sha256().hexdigest()
         try:
             flush(path)
         except OSError as error:
-            raise ClozeError(f"{path}: cannot be written ({error.strerror}); the same command goes on") from error
+            raise ClozeError(f"{path}: cannot be written ({error.strerror}); run the same command to resume") from error
         text = path.read_bytes()
         return len(text), hashlib.sha256(text).hexdigest()
 
     def check_measured(self, recorded: Sequence[Any] | None) -> None:
-        """Raise an error unless the measurements begin with those of a checkpoint; early stopping reads them."""
-        if recorded is None:  # there is no checkpoint, or one of an earlier version
+        """Check that the metrics file starts with what a checkpoint recorded: early stopping depends on it."""
+        if recorded is None:  # no checkpoint, or one of an earlier version
             return
         size, digest = recorded
         path = self.folder / METRICS
         text = path.read_bytes()[:size] if path.is_file() else b""
         if hashlib.sha256(text).hexdigest() != digest:
             raise ConfigError(
-                f"{path}: has changed since the last checkpoint; put it back as it was, or start over with "
+                f"{path}: has changed since the last checkpoint; restore the file, or start over with "
                 f"{format_option('fresh', True)}"
             )
 
@@ -237,7 +239,7 @@ class Run:
         replace_json(self.folder / RESULTS, dict(results))
 
     def write_advice(self, advice: Sequence[str], progress: Progress) -> None:
-        """Report what to try next, and add it to the final scores; nothing if there is nothing to say."""
+        """Report suggestions for the next run and add them to the final scores."""
         for line in advice:
             progress.say(line)
         if advice:
@@ -249,17 +251,17 @@ class Run:
 
 
 def _is_available(folder: Path) -> bool:
-    """Return whether a run may be created here: no folder, a run, or the remains of one killed at its start."""
+    """Return whether a run may be created here: no folder, a run, or the remains of a run killed at its start."""
     if not folder.exists():
         return True
     if not folder.is_dir():
         return False
-    # All that a run killed at its start leaves are temporaries.
+    # A run that was killed at its start leaves only temporary files.
     return (folder / SETTINGS).is_file() or all(is_ours(path) for path in folder.iterdir())
 
 
 def _delete_contents(folder: Path) -> None:
-    """Delete a run; its settings last, so that it is still recognized as a run if this is interrupted."""
+    """Delete a run; its settings last, so that an interrupted deletion is still recognized as a run."""
     if not folder.exists():
         return
     for path in sorted(folder.iterdir(), key=lambda path: path.name == SETTINGS):
@@ -267,7 +269,7 @@ def _delete_contents(folder: Path) -> None:
 
 
 def _refuse_to_delete_base(folder: Path, model: str | None) -> None:
-    """Refuse to delete the model from which the run is to start."""
+    """Refuse to delete the model that the run starts from."""
     if model is not None and Path(model).exists() and Path(model).resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{folder}: holds the model {model}, which the run would delete; {_OTHER_OUT}")
 
@@ -300,7 +302,7 @@ def _refuse_changes(folder: Path, recorded: Mapping[str, Any], settings: Mapping
 
 
 def _changes(recorded: Mapping[str, Any], settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield one line per difference; of nested objects, such as the corpus, only the entries that differ."""
+    """Yield one line per difference; nested objects, such as the corpus, are compared entry by entry."""
     for key in sorted(recorded.keys() | settings.keys()):
         before, now = recorded.get(key), settings.get(key)
         if key in _NOT_COMPARED or (key in _RECORDED_LATER and key not in recorded):
@@ -313,7 +315,10 @@ def _changes(recorded: Mapping[str, Any], settings: Mapping[str, Any], prefix: s
 
 
 def _first_difference(before: Any, now: Any) -> tuple[str, Any, Any]:
-    """Return where two lists of the same length first differ, such as the files of a corpus; other values whole."""
+    """Return the index and values where two lists of equal length, such as corpus files, first differ.
+
+    Other values are returned unchanged, with an empty index.
+    """
     if not (isinstance(before, list) and isinstance(now, list) and len(before) == len(now)):
         return "", before, now
     pairs = enumerate(zip(before, now, strict=True))
@@ -323,15 +328,15 @@ def _first_difference(before: Any, now: Any) -> tuple[str, Any, Any]:
 
 
 def _shortened(value: Any) -> str:
-    """Return a value for a message of one line: a corpus may have a thousand files, each with its fingerprint."""
+    """Return a value's text, truncated for a one-line message: a corpus may have a thousand files with digests."""
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def open_run(out: Path, recorded: Mapping[str, Any], *, fresh: bool = False, group: ProcessGroup | None = None) -> Run:
-    """Open a run in every process of a group: the main process creates the folder, then the others open it."""
+    """Open a run in every process of a group: rank 0 creates or resumes it, then the other ranks open it."""
     group = group or ProcessGroup()
-    # torchrun restarts processes with the same command: only its first attempt starts over.
+    # torchrun restarts processes with the same command: only the first attempt starts over.
     fresh = fresh and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     run = Run.open(out, recorded, fresh=fresh) if group.is_main else None
     group.barrier()
@@ -366,7 +371,7 @@ def svg_curve(name: str, steps: Sequence[float], values: Sequence[float], colour
 
 
 def draw_curves(metrics: Metrics, path: Path) -> None:
-    """Draw the losses over the steps, held-out ones as dots, into a PNG file."""
+    """Draw the losses over the steps into a PNG file, held-out losses as dots."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -374,7 +379,7 @@ def draw_curves(metrics: Metrics, path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     components = [name for name in LOSS_COMPONENTS if series(metrics, name)[0]]
-    # Their sum is drawn only where there are no components: it would clutter the picture.
+    # The total is drawn only without components: it would clutter the figure.
     for name in components or ["loss"]:
         (line,) = axes.plot(*series(metrics, name), label=name.replace("_", " "), linewidth=1, alpha=0.7)
         for prefix, label, style in _HELD_OUT:

@@ -1,6 +1,6 @@
-"""Training settings: those of the loop, which every training shares, and those of pre-training with its recipes.
+"""Training settings: those of the loop, which all kinds of training share, and those of pre-training and its recipes.
 
-Imports nothing heavy: the command line loads this for ``--help``. The text under a field is the help of its flag.
+Imports nothing heavy, because the command line loads it for ``--help``. The docstring of a field is its flag's help.
 """
 
 import re
@@ -20,7 +20,7 @@ PrecisionName = Literal["auto", "fp32", "bf16"]
 
 DEFAULT_STEPS = 10_000
 RECIPES = Path(__file__).parents[1] / "recipes"
-# Settings that may differ when a run is resumed: they change how it is computed and reported, not what is learned.
+# Settings that may differ when a run is resumed: they affect speed, memory and reports, but not the trained weights.
 MAY_CHANGE = frozenset({"parallel", "checkpointing", "save_every", "tensorboard"})
 
 
@@ -32,7 +32,7 @@ def check_precision(name: str) -> None:
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Settings of the training loop."""
+    """Settings of the training loop, which all kinds of training derive from their own."""
 
     steps: int | None
     learning_rate: float
@@ -42,7 +42,7 @@ class LoopSettings:
     decay: float = 0.2  # share of the training over which wsd decays
     weight_decay: float = 0.01
     epsilon: float = 1e-8
-    clip: float = 1.0  # largest norm of the gradient
+    clip: float = 1.0  # maximum gradient norm
     accumulate: int = 1
     parallel: Parallel = "ddp"
     save_every: int = 200
@@ -99,39 +99,51 @@ class Phase:
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    """Settings of ``cloze pretrain``."""
+    """Settings of ``cloze pretrain`` and ``cloze.pretrain``.
+
+    The defaults train a new small model with the objectives of BERT. Each attribute's docstring describes it, and is
+    also the help text of its flag.
+
+    Raises:
+        ConfigError: If a value is out of range or two settings contradict each other.
+
+    Example:
+        >>> settings = cloze.PretrainSettings(preset="tiny", steps=100, masking="word")
+        >>> settings.learning_rate
+        0.0005
+    """
 
     preset: str = "mini"
     """Size of a new model: tiny, mini, small, medium, base or large."""
     steps: int | None = None
     """Optimizer steps; 10,000 if neither steps nor hours is given."""
     hours: float | None = None
-    """Training time, over all resumes; the learning rate reaches zero at its end."""
+    """Training time in hours, summed over resumes; the learning rate reaches zero at its end."""
     batch_size: int = 32
     """Batch size: sequences per optimizer step."""
     accumulate: int = 1
-    """Gradient-accumulation steps per process: more of them need less memory."""
+    """Gradient-accumulation steps per process; more steps need less memory."""
     max_length: int = 128
     """Maximum sequence length in tokens."""
     long_length: int | None = None
     """Sequence length of a second phase at the end, such as 512; the number of tokens per step stays the same."""
     long_share: float = 0.1
-    """Share of the training that the second phase takes."""
+    """Fraction of the training that the second phase takes."""
     phases: str | None = None
     """Phases of growing length and batch size as LENGTHxBATCH:SHARE, such as 32x128:0.2,128x64:0.7,512x16:0.1; they
     replace max_length, batch_size and long_length."""
     learning_rate: float = 5e-4
     """Peak learning rate."""
     warmup: float = 0.05
-    """Share of the steps over which the learning rate rises."""
+    """Fraction of the steps over which the learning rate warms up."""
     schedule: ScheduleName = "linear"
     """Learning rate after the warm-up: linear decay to zero, or wsd (warm-up, stable, decay), which can be extended."""
     decay: float = 0.2
-    """For wsd: share of the training, at its end, over which the learning rate decays to zero."""
+    """For wsd: fraction of the training, at its end, over which the learning rate decays to zero."""
     weight_decay: float = 0.01
-    """Weight decay of matrices and embeddings; biases and LayerNorm have none."""
+    """Weight decay of matrices and embeddings; biases and LayerNorm are not decayed."""
     epsilon: float = 1e-8
-    """Adam's epsilon; Google's code, and the recipes after it, have 1e-6."""
+    """Adam's epsilon; Google's code and the recipes based on it use 1e-6."""
     dropout: float | None = None
     """Dropout of hidden states and attention; by default 0.1 for a new model, and unchanged for a loaded one."""
     objective: Objective = "nsp"
@@ -141,25 +153,25 @@ class PretrainSettings:
     mixture: str | None = None
     """Several objectives in one run, by their shares of the steps, such as none:0.5,relation:0.3,copy:0.2."""
     masking: Masking = "token"
-    """Unit of masking: token, word, ngram, span, entity; or correction, with similar words instead of [MASK]."""
+    """Unit of masking: token, word, ngram, span, entity; or correction (similar words instead of [MASK])."""
     mask_rate: float = 0.15
-    """Share of tokens that are predicted."""
+    """Fraction of the tokens that are selected for prediction."""
     mask_mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
-    """Shares of the predicted tokens that are masked, replaced at random, and kept."""
+    """Fractions of the selected tokens that are masked, replaced at random and left unchanged."""
     ngrams: tuple[float, float, float, float] = (0.4, 0.3, 0.2, 0.1)
-    """For n-gram and correction masking: shares of one, two, three and four words; ALBERT's are 6/11, 3/11, 2/11, 0."""
+    """For n-gram and correction masking: shares of one to four words; ALBERT's are 6/11, 3/11, 2/11, 0."""
     static: int = 0
-    """Static masking: this many fixed variants of pairs and masks, as in the original; 0: new ones every epoch."""
+    """Static masking: number of fixed variants of pairs and masks, as in the original BERT; 0: new ones every epoch."""
     entities: Path | None = None
     """For entity masking: a file with one entity per line."""
     similar: Path | None = None
     """For correction masking: a file of similar words; by default they are learned from the corpus."""
     boundary: bool = False
-    """With span masking: also predict each token of a span from the two tokens around it, as SpanBERT does."""
+    """With span masking: also predict each token of a span from the two tokens next to the span, as SpanBERT does."""
     shared_layers: bool = False
-    """New models: share the parameters of all layers, as in ALBERT."""
+    """For a new model: share the parameters of all layers, as in ALBERT."""
     embedding_size: int | None = None
-    """New models: size of the embeddings, as in ALBERT; the hidden size by default."""
+    """For a new model: size of the embeddings, as in ALBERT; the hidden size by default."""
     checkpointing: bool = False
     """Gradient checkpointing: recompute activations in the backward pass; a third more time, much less memory."""
     precision: PrecisionName = "auto"
@@ -250,7 +262,7 @@ class PretrainSettings:
             return parse_phases(self.phases)
         if self.long_length is None:
             return (Phase(self.max_length, self.batch_size, 1.0),)
-        # As many tokens per step as before, so that the learning rate stays right and memory does not grow.
+        # Same number of tokens per step as before: the learning rate still fits and memory does not grow.
         batch_size = max(self.accumulate, self.batch_size * self.max_length // self.long_length)
         return (
             Phase(self.max_length, self.batch_size, 1 - self.long_share),
@@ -270,7 +282,7 @@ class PretrainSettings:
         return bool(getattr(self, name) != getattr(PretrainSettings, name))
 
     def masks(self) -> MaskSettings:
-        """Return how tokens are selected and masked."""
+        """Return the settings for selecting and masking tokens."""
         return MaskSettings(masking=self.masking, rate=self.mask_rate, mix=self.mask_mix, ngrams=self.ngrams)
 
     @property
@@ -332,14 +344,14 @@ def _check_shares(name: str, text: str, shares: Sequence[float]) -> None:
 
 @dataclass(frozen=True)
 class MlmEvaluationSettings:
-    """Settings of ``cloze evaluate mlm``; equal settings give equal masks to models with the same vocabulary."""
+    """Settings of ``cloze evaluate mlm``; equal settings give equal masks for models with the same vocabulary."""
 
     max_length: int = 128
     """For mlm: maximum sequence length in tokens."""
     mask_rate: float = 0.15
-    """For mlm: share of tokens that are predicted."""
+    """For mlm: fraction of the tokens that are selected for prediction."""
     mask_mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
-    """For mlm: shares of the predicted tokens that are masked, replaced at random, and kept."""
+    """For mlm: fractions of the selected tokens that are masked, replaced at random and left unchanged."""
     tokens: int = 200_000
     """For mlm: number of tokens to evaluate on, in sequences sampled from the whole text."""
     seed: int = 0
@@ -349,17 +361,26 @@ class MlmEvaluationSettings:
         if self.tokens < 1:
             raise ConfigError(f"tokens is {self.tokens}; at least 1 was expected")
         check_seed(self.seed)
-        ExampleSettings(max_length=self.max_length)  # refuses bad values before any text is read
+        ExampleSettings(max_length=self.max_length)  # rejects bad values before any text is read
         MaskSettings(rate=self.mask_rate, mix=self.mask_mix)
 
 
 def recipe_names() -> list[str]:
-    """Return the names of the published pre-training recipes that come with cloze."""
+    """Return the names of the pre-training recipes that ship with cloze."""
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
 def read_recipe(name: str) -> dict[str, Any]:
     """Read the settings of a recipe.
+
+    Args:
+        name: One of ``recipe_names()``.
+
+    Returns:
+        Keyword arguments for ``PretrainSettings``.
+
+    Raises:
+        ConfigError: If there is no recipe of this name.
 
     Example:
         >>> PretrainSettings(**read_recipe("albert"), steps=1000)

@@ -1,4 +1,4 @@
-"""Checkpoints written by TensorFlow itself, hostile ones written by the tests, and damage to both."""
+"""Checkpoints written by TensorFlow, malicious ones written by the tests, and damaged copies of both."""
 
 import lzma
 import os
@@ -35,7 +35,7 @@ def expected_arrays(prefix: Path) -> dict[str, NDArray[Any]]:
 
 @pytest.fixture
 def bundle_copy(tmp_path: Path) -> Path:
-    """The prefix of a copy of the tiny BERT that may be damaged."""
+    """The prefix of a copy of the tiny BERT that tests may damage."""
     for file in TINY_BERT.parent.glob("bert_model.ckpt.*"):
         shutil.copy(file, tmp_path)
     return tmp_path / "bert_model.ckpt"
@@ -46,11 +46,11 @@ def open_bytes(folder: Path, index: bytes) -> TensorBundle:
     return TensorBundle.open(folder / "bert_model.ckpt")
 
 
-# What TensorFlow wrote
+# Files written by TensorFlow
 
 
 @pytest.mark.parametrize("prefix", [TINY_BERT, MIXED_TYPES, TWO_SHARDS], ids=lambda prefix: prefix.parent.name)
-def test_tensors_equal_what_tensorflow_reads(prefix: Path) -> None:
+def test_tensors_equal_those_of_tensorflow(prefix: Path) -> None:
     bundle, expected = TensorBundle.open(prefix), expected_arrays(prefix)
     readable = [name for name, entry in bundle.entries.items() if entry.dtype.kind != "O"]
     assert readable == sorted(expected)
@@ -130,7 +130,7 @@ def test_unknown_name_gets_the_nearest() -> None:
 
 @pytest.mark.parametrize("per_block", [1, 7, 1000])
 @pytest.mark.parametrize("prefix", [TINY_BERT, CHINESE_BERT], ids=["tiny", "chinese"])
-def test_compressed_copy_of_a_real_index_reads_the_same(tmp_path: Path, prefix: Path, per_block: int) -> None:
+def test_compressed_copy_of_a_real_index_has_the_same_entries(tmp_path: Path, prefix: Path, per_block: int) -> None:
     index = index_bytes(prefix)
     packed = writer.table_of(read_table(index), per_block, compression=1)
     assert per_block < 1000 or len(packed) < len(index)
@@ -148,7 +148,7 @@ def test_index_cut_at_every_length_is_refused(tmp_path: Path, prefix: Path) -> N
             open_bytes(tmp_path, index[:length])
 
 
-def test_every_byte_of_an_index_counts_or_is_padding(tmp_path: Path) -> None:
+def test_every_changed_byte_of_an_index_is_detected_or_padding(tmp_path: Path) -> None:
     index, entries = index_bytes(MIXED_TYPES), TensorBundle.open(MIXED_TYPES).entries
     unnoticed = 0
     for position in range(len(index)):
@@ -178,7 +178,7 @@ def test_damage_under_a_valid_checksum_raises_nothing_else(bundle_copy: Path) ->
         except CheckpointError:
             continue
         for name, entry in bundle.entries.items():
-            # The data are intact, so only entries that the damage has changed may be refused.
+            # The data are intact, so only entries in the damaged part may be rejected.
             try:
                 bundle.tensor(name)
             except CheckpointError:
@@ -198,7 +198,7 @@ def test_flipped_bits_anywhere_in_the_data_are_caught(bundle_copy: Path) -> None
             data[position] ^= 1 << position % 8
 
 
-def test_data_cut_short_is_refused_before_memory_is_taken(bundle_copy: Path) -> None:
+def test_truncated_data_is_rejected_before_allocation(bundle_copy: Path) -> None:
     bundle = TensorBundle.open(bundle_copy)
     path = Path(f"{bundle_copy}.data-00000-of-00001")
     os.truncate(path, 5000)
@@ -220,10 +220,10 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
         bundle.tensor("second")
 
 
-# Files that are not there, or not files
+# Missing files, and paths that are not files
 
 
-def test_missing_index_says_what_to_give(tmp_path: Path) -> None:
+def test_missing_index_names_the_expected_path(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nothing\.ckpt\.index: no such file; .* without \.index"):
         TensorBundle.open(tmp_path / "nothing.ckpt")
 
@@ -256,7 +256,7 @@ def test_huge_index_is_not_read(tmp_path: Path) -> None:
         TensorBundle.open(tmp_path / "huge")
 
 
-# Indexes that lie, with valid checksums
+# Inconsistent indexes with valid checksums
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Masked CRC32C against the published vectors and against long division."""
+"""Masked CRC32C compared with published vectors and with long division."""
 
 import numpy
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from cloze.checkpoint.tensorflow.sstable import masked_crc32c
 from tests.checkpoint.table_writer import slow_crc32c, slow_masked_crc32c
 
-# RFC 3720, B.4, and the check value of the catalogues of CRCs.
+# RFC 3720, B.4, and the check value of CRC catalogues.
 VECTORS = {
     bytes(32): 0x8A9136AA,
     b"\xff" * 32: 0x62A8AB43,

@@ -1,4 +1,4 @@
-"""Snappy blocks made by the tests' own compressor, by hand, and by damage."""
+"""Snappy blocks from the tests' own compressor, handwritten ones, and damaged ones."""
 
 from contextlib import suppress
 
@@ -34,7 +34,7 @@ def test_literal_with_a_four_byte_size() -> None:
 @pytest.mark.parametrize("kind", [1, 2, 3])
 @pytest.mark.parametrize("distance", [1, 2, 3, 5, 7])
 @pytest.mark.parametrize("size", [4, 7, 11])
-def test_copies_of_all_kinds_repeat_what_they_overlap(kind: int, distance: int, size: int) -> None:
+def test_overlapping_copies_of_all_kinds_repeat_bytes(kind: int, distance: int, size: int) -> None:
     expected = bytearray(b"abcdefg")
     for _ in range(size):
         expected.append(expected[-distance])

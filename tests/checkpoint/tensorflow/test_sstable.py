@@ -1,4 +1,4 @@
-"""Tables that lie although their checksums are right; honest ones are in the tests of the bundle reader."""
+"""Inconsistent tables with valid checksums; valid ones are in the tests of the bundle reader."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def one_block(content: bytes, compression: int = 0) -> bytes:
 
 
 def with_handles(stored: bytes, *handles: tuple[int, int]) -> bytes:
-    """A table whose index block points where it is told to."""
+    """Return a table whose index block has the given handles."""
     return closed(stored, sealed(block([(b"x", varint(offset) + varint(size)) for offset, size in handles])))
 
 
@@ -63,7 +63,7 @@ def test_bad_tables_are_refused(tmp_path: Path, index: bytes, message: str) -> N
 
 
 def test_shared_prefixes_cannot_fill_the_memory() -> None:
-    # Each entry shares 4,000 bytes with the one before it: 20 MB of keys in a file of 50 kB.
+    # Each entry shares 4,000 bytes with the previous one: 20 MB of keys in a file of 50 kB.
     entries = [varint(4000) + b"\x02\x00" + number.to_bytes(2, "big") for number in range(1, 5000)]
     first = b"\x00" + varint(4002) + b"\x00" + b"k" * 4000 + b"\x00\x00"
     index = one_block(first + b"".join(entries) + bytes(4))

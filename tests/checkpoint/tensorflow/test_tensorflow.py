@@ -1,4 +1,4 @@
-"""Google's checkpoint -> model -> folder: every number arrives, turned the right way round."""
+"""Google's checkpoint -> model -> folder: every value is converted, with the right orientation."""
 
 import shutil
 from pathlib import Path
@@ -17,17 +17,17 @@ from cloze.errors import CheckpointError
 from cloze.text import SPECIAL, write_vocabulary
 from tests.model.made import assert_close
 
-ORACLE: Any = transformers  # typed in parts only
+ORACLE: Any = transformers  # transformers is only partly typed
 TINY_BERT = Path(__file__).parents[1] / "fixtures" / "tensorflow" / "tiny_bert"
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A copy of the checkpoint's folder, to be changed."""
+    """A copy of the checkpoint's folder that tests may change."""
     return Path(shutil.copytree(TINY_BERT, tmp_path / "google"))
 
 
-# Google's names, spelled out: were they computed here, the same mistake could be made twice.
+# Google's names, written out: computing them could repeat an error of the code.
 NAMES = {
     "bert/embeddings/word_embeddings": ("bert.embeddings.word_embeddings.weight", False),
     "bert/embeddings/token_type_embeddings": ("bert.embeddings.token_type_embeddings.weight", False),
@@ -124,7 +124,7 @@ def test_missing_index(checkpoint: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("word", "lowercase"), [("the", True), ("The", False), ("É", False), ("猫", True)])
 def test_casing_is_guessed_from_the_vocabulary(word: str, lowercase: bool, checkpoint: Path, tmp_path: Path) -> None:
-    """A checkpoint does not say; [CLS] and the like are capitals in any vocabulary."""
+    """The casing is inferred from the vocabulary, ignoring tokens such as [CLS], which are always upper-case."""
     write_vocabulary(checkpoint / "vocab.txt", [*SPECIAL, word, *(f"w{index}" for index in range(26))])
     convert(checkpoint, tmp_path / "model")
     assert load_folder(tmp_path / "model").tokenizer.lowercase is lowercase

@@ -1,4 +1,4 @@
-"""Clusters, without one: what would be submitted, and programs that stand for Slurm's."""
+"""Clusters without a cluster: the submitted jobs, and stand-ins for Slurm's programs."""
 
 import os
 import stat
@@ -17,7 +17,7 @@ from cloze.errors import ClozeError, ConfigError
 from tests.corpus.preparation.test_prepare import Ear, contents
 
 needs_datatrove = pytest.mark.skipif(find_spec("datatrove") is None, reason="needs the extra cloze-bert[cluster]")
-# datatrove opens files by fsspec and leaves some to the garbage collector.
+# datatrove opens files with fsspec and leaves some to the garbage collector.
 ours_alone = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 SHARDS = PrepareSettings(0.2, shard_size=0.02)
 SLURM = EngineSettings("slurm", partition="cpu", sbatch=("account=physics",), time="01:00:00", memory=3)
@@ -42,7 +42,7 @@ PROGRAMS = {
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Programs that stand for Slurm's; the folder where they keep what they were given."""
+    """Stand-ins for Slurm's programs; returns the folder with their recorded input."""
     folder = tmp_path / "slurm"
     folder.mkdir()
     for name, program in PROGRAMS.items():
@@ -91,19 +91,20 @@ def test_jobs_make_the_same_corpus(text: Path, vocabulary: Path, tmp_path: Path,
     there = prepare([text], vocabulary, tmp_path / "there", settings=SHARDS, engine=SLURM, progress=ear)
     assert contents(there) == contents(here)
     assert len(read_manifest(there)["shards"]) > 2
-    assert "waiting for Slurm's job 17; Ctrl-C ends the waiting, not the job" in ear.said
+    assert "waiting for Slurm job 17; Ctrl-C stops waiting but does not cancel the job" in ear.said
 
 
 @needs_datatrove
 @ours_alone
 def test_lost_job_is_told_and_the_command_goes_on(text: Path, vocabulary: Path, tmp_path: Path, slurm: Path) -> None:
     write_sbatch(slurm, lost=1)
-    message = r"the jobs have ended, but 1 of \d+ shards are missing \(the first is 00001\);.*the same command goes on"
+    message = r"the jobs have ended, but 1 of \d+ shards are missing \(the first is 00001\);.*run the same command"
     with pytest.raises(ClozeError, match=message):
         prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=SLURM)
     write_sbatch(slurm)
     there = prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=SLURM)
-    assert "#SBATCH --array=0-0" in (slurm / "script").read_text(encoding="utf-8").splitlines()  # one job for the one
+    # one job for the single remaining shard
+    assert "#SBATCH --array=0-0" in (slurm / "script").read_text(encoding="utf-8").splitlines()
     here = prepare([text], vocabulary, tmp_path / "here", settings=SHARDS)
     assert contents(there) == contents(here)
 
@@ -112,7 +113,7 @@ def test_lost_job_is_told_and_the_command_goes_on(text: Path, vocabulary: Path, 
 @ours_alone
 def test_refused_jobs_are_told(text: Path, vocabulary: Path, tmp_path: Path, slurm: Path) -> None:
     write_sbatch(slurm, refuse="yes")
-    with pytest.raises(ClozeError, match=r"sbatch has refused the jobs \(.*exit status 1"):
+    with pytest.raises(ClozeError, match=r"sbatch rejected the jobs \(.*exit status 1"):
         prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=SLURM)
 
 
@@ -122,7 +123,7 @@ def test_jobs_that_still_run_are_waited_for(text: Path, vocabulary: Path, tmp_pa
     write_sbatch(slurm, lost=1)
     with pytest.raises(ClozeError, match="shards are missing"):
         prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=SLURM)
-    # It says once that the job is running; and sbatch, were it asked again, would refuse.
+    # The job is reported as running; a second call of sbatch would fail.
     write_sbatch(slurm, refuse="yes")
     mark = slurm / "asked"
     write_program(slurm / "squeue", f"#!/bin/sh\n[ -e {mark} ] || echo '17 R'\ntouch {mark}\n")
@@ -143,9 +144,7 @@ def test_missing_extra_is_named(engine: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda _: object())
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(
-        ConfigError, match="engine is slurm, but there is no sbatch here; give the command on a machine"
-    ):
+    with pytest.raises(ConfigError, match="engine is slurm, but sbatch was not found; run the command on a machine"):
         check_engine(SLURM)
 
 
@@ -154,7 +153,7 @@ def test_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"workers": 0}, "workers is 0; at least 1 was expected"),
         ({"memory": 0}, "memory is 0; at least 1 gigabyte was expected"),
-        ({"engine": "slurm"}, "engine is slurm, but partition is missing; 'sinfo' lists those of the cluster"),
+        ({"engine": "slurm"}, "engine is slurm, but partition is missing; 'sinfo' lists the partitions of the cluster"),
         ({"sbatch": ("account",)}, "sbatch is 'account'; name=value was expected, as in account=physics"),
     ],
 )
@@ -173,7 +172,7 @@ def test_a_job_travels_by_its_folder(tmp_path: Path) -> None:
 def test_ray_makes_the_same_corpus(
     text: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports usage over the network otherwise
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports usage over the network
     here = prepare([text], vocabulary, tmp_path / "here", settings=SHARDS)
     engine = EngineSettings("ray", workers=2, memory=1)
     assert contents(prepare([text], vocabulary, tmp_path / "there", settings=SHARDS, engine=engine)) == contents(here)

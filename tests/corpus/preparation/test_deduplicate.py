@@ -9,7 +9,7 @@ from cloze.corpus.preparation.deduplicate import ExactHasher, NearHasher, keep_e
 WORDS = [f"word{number}" for number in range(2000)]
 
 
-def made(count: int, length: int, seed: int) -> list[list[str]]:
+def random_texts(count: int, length: int, seed: int) -> list[list[str]]:
     draw = random.Random(seed)
     return [draw.choices(WORDS, k=length) for _ in range(count)]
 
@@ -23,13 +23,13 @@ def changed(words: list[str], changes: int, seed: int) -> list[str]:
 
 
 def similarity(first: list[str], second: list[str]) -> float:
-    """Jaccard's, of runs of five words, counted one by one."""
+    """Return the Jaccard similarity of five-word shingles, computed directly."""
     runs = [{tuple(words[place : place + 5]) for place in range(len(words) - 4)} for words in (first, second)]
     return len(runs[0] & runs[1]) / len(runs[0] | runs[1])
 
 
 def kept(texts: list[list[str]], near: bool) -> list[bool]:
-    """Which documents, given as paragraphs, are kept."""
+    """Return which documents, given as paragraphs, are kept."""
     hasher = NearHasher() if near else ExactHasher()
     for paragraphs in texts:
         hasher.add(iter(paragraphs))
@@ -44,19 +44,19 @@ def test_exact_duplicates_differ_in_case_and_spaces_alone() -> None:
 
 
 def test_near_duplicates_are_found_and_others_are_not() -> None:
-    originals, others = made(200, 300, seed=0), made(200, 300, seed=1)
+    originals, others = random_texts(200, 300, seed=0), random_texts(200, 300, seed=1)
     near = [changed(words, 4, seed) for seed, words in enumerate(originals)]
     far = [changed(words, 25, seed) for seed, words in enumerate(others)]
     assert min(similarity(*pair) for pair in zip(originals, near, strict=True)) > 0.85
     assert max(similarity(*pair) for pair in zip(others, far, strict=True)) < 0.65
     found = kept([[" ".join(words)] for words in [*originals, *others, *near, *far]], near=True)
     assert found[:400] == [True] * 400
-    assert sum(found[400:600]) <= 2  # the estimate has a deviation of 0.03
+    assert sum(found[400:600]) <= 2  # the estimate has a standard deviation of 0.03
     assert sum(found[600:]) >= 198
 
 
 def test_estimates_follow_the_similarity() -> None:
-    (words,) = made(1, 2000, seed=3)
+    (words,) = random_texts(1, 2000, seed=3)
     hasher = NearHasher()
     others = [changed(words, changes, seed) for seed, changes in enumerate((0, 20, 80, 200, 500))]
     for each in (words, *others):
@@ -67,15 +67,15 @@ def test_estimates_follow_the_similarity() -> None:
         assert estimate == pytest.approx(similarity(words, other), abs=0.15)
 
 
-def test_what_is_alike_through_a_third_is_alike() -> None:
-    (first,) = made(1, 400, seed=5)
+def test_similarity_is_transitive() -> None:
+    (first,) = random_texts(1, 400, seed=5)
     second = changed(first, 7, seed=1)
     third = changed(second, 7, seed=2)
     assert kept([[" ".join(words)] for words in (first, second, third)], near=True) == [True, False, False]
 
 
 def test_paragraphs_and_pieces_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    (words,) = made(1, 1000, seed=6)
+    (words,) = random_texts(1, 1000, seed=6)
     whole, parts = [" ".join(words)], [" ".join(words[start : start + 7]) for start in range(0, 1000, 7)]
     assert kept([whole, parts], near=False) == [True, False]
     signatures = []

@@ -27,7 +27,7 @@ EDGES = [
 
 
 def expected(tokenizer: Tokenizer, splitter: WordSplitter, texts: list[str]) -> tuple[list[int], list[bool], list[int]]:
-    """What encode_words says, sentence by sentence."""
+    """Return the result of encode_words, sentence by sentence."""
     found = encode_words(tokenizer, splitter, texts)
     ids = [number for sentence, _ in found for number in sentence]
     starts = [flag for _, words in found for flag in [True, *(a != b for a, b in pairwise(words))][: len(words)]]
@@ -36,7 +36,7 @@ def expected(tokenizer: Tokenizer, splitter: WordSplitter, texts: list[str]) -> 
 
 def check(tokenizer: Tokenizer, splitter: WordSplitter, texts: list[str], has_dictionary: bool = False) -> None:
     encoder = SentenceEncoder(tokenizer, splitter, has_dictionary=has_dictionary)
-    for _ in range(2):  # the second time from memory
+    for _ in range(2):  # the second time from the cache
         encoded = encoder.encode(texts)
         assert (encoded.ids.tolist(), encoded.starts.tolist(), encoded.lengths.tolist()) == expected(
             tokenizer, splitter, texts
@@ -68,7 +68,7 @@ def test_result_is_that_of_encode_words_with_a_dictionary(sentences: list[str], 
     check(tokenizer, WordSplitter(["covid-19", "中文字"]), [*sentences, "the covid-19 中文字"], has_dictionary=True)
 
 
-def test_most_sentences_take_the_quick_way(sentences: list[str], pieces: list[str]) -> None:
+def test_most_sentences_take_the_fast_path(sentences: list[str], pieces: list[str]) -> None:
     known = module._patterns().known
     ordinary = [sentence for text in (ENGLISH, CHINESE, MIXED) for sentence in split_sentences(text)]
     assert sum(known.fullmatch(sentence) is not None for sentence in ordinary) > 0.8 * len(ordinary)
@@ -76,10 +76,8 @@ def test_most_sentences_take_the_quick_way(sentences: list[str], pieces: list[st
         assert known.fullmatch(strange) is None
 
 
-def test_quick_and_slow_ways_differ_without_the_pattern(
-    sentences: list[str], pieces: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The guard does something: were every sentence plain, some results would be wrong."""
+def test_fast_path_needs_the_pattern(sentences: list[str], pieces: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the pattern that selects plain sentences, the fast path gives wrong results."""
     patterns = module._patterns()
     monkeypatch.setattr(module, "_patterns", lambda: patterns._replace(known=re.compile(r"(?s:.*)")))
     with pytest.raises((AssertionError, IndexError)):

@@ -37,7 +37,7 @@ SHARDS = PrepareSettings(0.2, shard_size=0.005)
 
 
 def documents_of(corpus: Corpus) -> list[list[list[int]]]:
-    """Ids by sentence by document."""
+    """Return ids by sentence by document."""
     return [
         [
             corpus.read(corpus.sentences[sentence], corpus.sentences[sentence + 1]).tolist()
@@ -58,7 +58,7 @@ def times(folder: Path) -> dict[Path, int]:
 
 @pytest.fixture(scope="module")
 def several(text: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Many shards, made by one process."""
+    """Many shards, written by one process."""
     folder = tmp_path_factory.mktemp("several") / "data"
     return prepare([text], vocabulary, folder, settings=SHARDS, engine=EngineSettings(workers=1))
 
@@ -66,11 +66,11 @@ def several(text: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFacto
 def test_every_sentence_is_what_the_tokenizer_makes_of_it(prepared: Path, tokenizer: Tokenizer) -> None:
     expected = [[tokenizer(sentence, special=False).ids for sentence in document] for document in make_documents(200)]
     train, held_out = (documents_of(Corpus.open(prepared, split)) for split in ("train", "held_out"))
-    # Both splits keep the order of the text: together they are all of it, and no document is in both.
+    # Both splits keep the order of the text; together they are complete, and they share no document.
     assert len(train) + len(held_out) == 200
     assert [document for document in expected if document in train] == train
     assert [document for document in expected if document in held_out] == held_out
-    assert 20 <= len(held_out) <= 60  # a fifth of 200, within three deviations
+    assert 20 <= len(held_out) <= 60  # a fifth of 200, within three standard deviations
 
 
 def test_words_start_where_they_do(prepared: Path, tokenizer: Tokenizer) -> None:
@@ -113,7 +113,7 @@ def test_chinese_words_are_the_segmenters_and_the_users(tmp_path: Path) -> None:
         assert found[name] == expected
         assert not (folder / "words.txt").exists()
     assert sum(found["own"]) < sum(found["plain"]) < len(found["plain"])
-    with pytest.raises(DataError, match=r"prepared otherwise \(words differ\)"):
+    with pytest.raises(DataError, match=r"prepared with other settings \(words differ\)"):
         prepare([tmp_path / "text.txt"], tmp_path, tmp_path / "own", settings=PrepareSettings(held_out=0))
 
 
@@ -185,7 +185,7 @@ def test_what_is_not_split_is_what_the_splitter_would_leave_whole() -> None:
     assert single.fullmatch("“They came,” he said; and they went (home) again.")
 
 
-# Several processes.
+# Several processes
 
 
 @pytest.mark.parametrize("duplicates", ["keep", "near"])
@@ -201,7 +201,7 @@ def test_workers_do_not_matter(text: Path, vocabulary: Path, several: Path, tmp_
 
 
 class Ear:
-    """A listener that keeps what it hears."""
+    """A listener that stores messages and progress."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -216,7 +216,7 @@ class Ear:
 
 @pytest.fixture
 def killing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Have the process that makes shard 3 die, so many times."""
+    """Kill the process that writes shard 3 the given number of times."""
 
     def arrange(times: int) -> None:
         program = f"""
@@ -263,9 +263,9 @@ def test_killed_worker_is_told_and_replaced(
     monkeypatch.setattr(ByteMeter, "add", note)
     engine = EngineSettings(workers=2)
     folder = prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=engine, progress=ear)
-    assert ear.said == ["shard 00003: its process has ended (exit code -9); another one makes it again"] * 2
+    assert ear.said == ["shard 00003: its process died (exit code -9); another process repeats the task"] * 2
     assert contents(folder) == contents(several)
-    # Bytes of the dead are taken back: in the end it is just the whole.
+    # The bytes of dead processes are subtracted: the final total is the size of the text.
     size = text.stat().st_size
     assert (sum(added), added.count(300_000), added.count(-300_000)) == (size, 2, 2)
     assert ear.advanced[-1] == ("preparing (bytes)", size, size)
@@ -276,13 +276,13 @@ def test_shard_that_kills_all_its_workers_stops_the_work_and_the_command_goes_on
 ) -> None:
     killing(3)
     engine, ear = EngineSettings(workers=2), Ear()
-    message = r"shard 00003: 3 processes have ended at it, the last with exit code -9.*the same command goes on"
+    message = r"shard 00003: 3 processes died during this task, the last with exit code -9.*run the same command"
     with pytest.raises(ClozeError, match=message):
         prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=engine)
     finished = times(tmp_path / "data.partial" / "shards" / "00000")
     assert finished
     folder = prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=engine, progress=ear)
-    assert ear.said[0].startswith("going on: ")
+    assert ear.said[0].startswith("resuming: ")
     assert contents(folder) == contents(several)
     after = times(tmp_path / "data" / "shards" / "00000")
     assert sorted(after.values()) == sorted(finished.values())
@@ -313,7 +313,7 @@ def test_defects_of_workers_are_told(
         prepare([text, text], vocabulary, tmp_path / "data", engine=EngineSettings(workers=2))
 
 
-# Work that is stopped, and goes on.
+# Interrupted and resumed work
 
 
 @contextmanager
@@ -333,7 +333,10 @@ def stopped_at(part: int, monkeypatch: pytest.MonkeyPatch, stop: Callable[[], ob
 def test_a_text_that_changes_meanwhile_is_refused(
     text: Path, vocabulary: Path, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if its size and time are as before; what was made before is kept and right."""
+    """A text that changes during preparation is rejected, even with the same size and time.
+
+    Finished shards are kept.
+    """
     copy = tmp_path / "text.txt"
     shutil.copyfile(text, copy)
     before, state = copy.read_bytes(), copy.stat()
@@ -342,7 +345,7 @@ def test_a_text_that_changes_meanwhile_is_refused(
         copy.write_bytes(before.replace(b"e", b"a"))
         os.utime(copy, ns=(state.st_atime_ns, state.st_mtime_ns))
 
-    message = r"text.txt: text.txt has changed while it was being prepared; give the same command again"
+    message = r"text.txt: text.txt changed while it was being prepared; run the same command again"
     with stopped_at(4, monkeypatch, change), pytest.raises(DataError, match=message):
         prepare([copy], vocabulary, tmp_path / "data", settings=SHARDS)
     assert not (tmp_path / "data").exists()
@@ -367,7 +370,7 @@ def test_signals_stop_the_work_and_the_command_goes_on(
     count = len(read_manifest(several)["shards"])
     with stopped_at(4, monkeypatch, lambda: os.kill(os.getpid(), number)), pytest.raises(Interrupted) as caught:
         prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
-    assert str(caught.value) == f"stopped; 4 of {count} shards are finished and kept; the same command goes on"
+    assert str(caught.value) == f"stopped; 4 of {count} shards are finished and saved; run the same command to resume"
     assert caught.value.exit_code == 128 + number
     assert signal.getsignal(number) == before
     assert not (tmp_path / "data").exists()
@@ -383,8 +386,8 @@ def test_other_work_in_the_same_place_is_refused_with_its_differences(
     with stopped_at(4, monkeypatch, lambda: os.kill(os.getpid(), signal.SIGINT)), pytest.raises(Interrupted):
         prepare([text], vocabulary, tmp_path / "data", settings=PrepareSettings(0.2, seed=5, shard_size=0.005))
     message = (
-        r"data.partial: holds unfinished work of another kind \(seed differ: seed is 5 there and 0 here\); "
-        "give the command that began it, or begin anew with --fresh"
+        r"data.partial: holds unfinished work with other settings \(seed differ: seed is 5 there and 0 here\); "
+        "run the command that started it, or start over with --fresh"
     )
     with pytest.raises(DataError, match=message):
         prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
@@ -432,7 +435,9 @@ def test_two_at_once_are_refused(
     refusals = []
 
     def start_another() -> None:
-        with pytest.raises(DataError, match=r"data.partial: another process is preparing this; wait for it") as caught:
+        with pytest.raises(
+            DataError, match=r"data.partial: another process is using this folder; wait for it"
+        ) as caught:
             prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
         refusals.append(caught)
 
@@ -465,7 +470,7 @@ def test_shard_that_would_be_too_large_is_told(
     assert not (tmp_path / "data").exists()
 
 
-# Disks.
+# Disk errors
 
 
 def test_full_disk_is_one_line_and_keeps_what_is_finished(
@@ -480,10 +485,10 @@ def test_full_disk_is_one_line_and_keeps_what_is_finished(
 
     with monkeypatch.context() as patch:
         patch.setattr(SplitWriter, "add", fail)
-        message = r"00004: cannot be written \(No space left on device\); the finished shards are kept: free some"
+        message = r"00004: cannot be written \(No space left on device\); the finished shards are saved: free some"
         with pytest.raises(ClozeError, match=message):
             prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
-    assert len(list((tmp_path / "data.partial" / "shards").iterdir())) == 4  # and nothing half
+    assert len(list((tmp_path / "data.partial" / "shards").iterdir())) == 4  # and no partial file
     assert contents(prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)) == contents(several)
 
 
@@ -498,11 +503,11 @@ prepare([sys.argv[1]], sys.argv[2], sys.argv[3], settings=PrepareSettings(0.2, s
 
 @pytest.mark.parametrize(("limit", "size"), [(4000, 1.0), (9000, 0.005), (20_000, 0.0002)])
 def test_every_write_may_fail(text: Path, vocabulary: Path, tmp_path: Path, limit: int, size: float) -> None:
-    """A limit of file sizes fails at the ids, at the vocabulary, or at the manifest."""
+    """Write errors at the ids, the vocabulary or the manifest are reported; a file-size limit simulates them."""
     words = [str(text), str(vocabulary), str(tmp_path / "data"), str(limit), str(size)]
     done = subprocess.run([sys.executable, "-c", LIMITED, *words], capture_output=True, text=True)
     assert "ClozeError" in done.stderr.splitlines()[-1]
-    assert "cannot be written (File too large); the finished shards are kept" in done.stderr.splitlines()[-1]
+    assert "cannot be written (File too large); the finished shards are saved" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "data").exists()
     settings = PrepareSettings(0.2, shard_size=size)
     folder = prepare([text], vocabulary, tmp_path / "data", settings=settings)
@@ -516,7 +521,7 @@ def test_place_that_cannot_be_written_is_one_line(text: Path, vocabulary: Path, 
         prepare([text], vocabulary, tmp_path / "file" / "data")
 
 
-# Done already, or something else.
+# Existing output
 
 
 def test_second_time_touches_nothing(
@@ -539,7 +544,7 @@ def test_folders_of_others_beside_it_are_left_alone(text: Path, vocabulary: Path
     for name in ("data.old", "data.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(DataError, match=r"data.partial: holds 'mine.txt', which is none of ours.*; choose another"):
+    with pytest.raises(DataError, match=r"data.partial: holds 'mine.txt', which cloze did not write.*; choose another"):
         prepare([text], vocabulary, tmp_path / "data")
     assert (tmp_path / "data.partial" / "mine.txt").read_text(encoding="utf-8") == "mine"
     (tmp_path / "data.partial").rename(tmp_path / "elsewhere")
@@ -568,15 +573,15 @@ def test_text_that_is_all_held_out_is_told(vocabulary: Path, tmp_path: Path) -> 
 def test_changes_are_refused_by_name(text: Path, vocabulary: Path, tmp_path: Path) -> None:
     folder = prepare([text], vocabulary, tmp_path / "data")
     message = (
-        r"prepared otherwise \(held_out, seed differ: held_out is 0.01 there and 0.5 here, seed is 0 there and 3 "
-        r"here\); choose another --out"
+        r"prepared with other settings \(held_out, seed differ: held_out is 0.01 there and 0.5 here, seed is 0 there "
+        r"and 3 here\); choose another --out"
     )
     with pytest.raises(DataError, match=message):
         prepare([text], vocabulary, folder, settings=PrepareSettings(0.5, seed=3))
     more = tmp_path / "more" / text.name
     more.parent.mkdir()
     more.write_text("One more.\n", encoding="utf-8")
-    # Two files of one name, and another order, are other corpora.
+    # Two files with the same name, or another order, give another corpus.
     both = prepare([text, more], vocabulary, tmp_path / "both")
     for texts in ([more], [more, text], [text]):
         with pytest.raises(DataError, match=r"\(texts differ\)"):
@@ -598,7 +603,7 @@ def test_empty_corpus_leaves_nothing(vocabulary: Path, tmp_path: Path) -> None:
     blank = tmp_path / "blank.txt"
     for text in ("\n\n", "", "\u200b\n"):
         blank.write_text(text, encoding="utf-8")
-        with pytest.raises(DataError, match=r"blank\.txt: no text in it; expected a sentence or a paragraph a line"):
+        with pytest.raises(DataError, match=r"blank\.txt: no text in it; expected a sentence or a paragraph per line"):
             prepare([blank], vocabulary, tmp_path / "data")
         assert [path.name for path in tmp_path.iterdir()] == ["blank.txt"]
 
@@ -615,7 +620,7 @@ def test_foreign_folder_is_left_alone(text: Path, vocabulary: Path, tmp_path: Pa
     assert read_manifest(prepare([text], vocabulary, folder))["splits"]["train"]["documents"] > 0
 
 
-# Duplicates.
+# Duplicates
 
 
 def test_duplicates_are_dropped_and_counted(vocabulary: Path, tmp_path: Path) -> None:
@@ -647,7 +652,7 @@ def test_work_with_duplicates_goes_on(
     assert contents(prepare([text], vocabulary, tmp_path / "data", settings=settings)) == contents(whole)
 
 
-# Settings.
+# Settings
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])

@@ -1,4 +1,4 @@
-"""The page as a file: whole, closed to the outside, its texts nothing but data; and the ways to get one."""
+"""The page as a file: self-contained, texts as data only; and the commands that write one."""
 
 import base64
 import json
@@ -52,7 +52,7 @@ def model(folder: Path) -> Model:
 
 
 class Parts(HTMLParser):
-    """The scripts and styles of a page, and every attribute that could reach out."""
+    """The scripts and styles of a page, and every attribute that could load something."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -113,13 +113,13 @@ def test_page_is_closed_to_the_outside(model: Model) -> None:
     ]
     assert parts.policy.split("; ") == expected
     addresses = set(re.findall(r"https?://[^\s\"'`<>]+", render_page(build_view(trace_forward(model, "the cat sat.")))))
-    assert addresses == {"http://www.w3.org/2000/svg"}  # a name, which nobody fetches
+    assert addresses == {"http://www.w3.org/2000/svg"}  # an identifier, which is never fetched
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
         assert word not in script
 
 
 def test_fingerprint_is_the_one_that_browsers_compute() -> None:
-    # From the text of the standard, CSP level 2, section 7.15.
+    # The example of the standard, CSP level 2, section 7.15.
     assert csp_hash("alert('Hello, world.');") == "sha256-qznLcsROx4GACP2dm0UCKCzCG+HiZ1guq6ZZDob/Tng="
 
 
@@ -170,7 +170,7 @@ def test_served_frame_fetches_from_its_own_place() -> None:
         "/inspect/static/views.css",
         "/inspect/static/main.js",
     ]
-    assert parts.policy == ""  # it comes as a header, from the service
+    assert parts.policy == ""  # the service sends it as a header
 
 
 def test_written_whole_or_not_at_all(model: Model, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_written_whole_or_not_at_all(model: Model, tmp_path: Path) -> None:
 
 
 def shown_page(display: str) -> str:
-    """The page inside the frame that a notebook displays."""
+    """Return the page inside the frame that a notebook displays."""
     found = re.fullmatch(
         r'<iframe sandbox="allow-scripts allow-downloads" .* srcdoc="([^"]*)"></iframe>', display, re.DOTALL
     )
@@ -214,8 +214,8 @@ def test_attention_that_the_model_would_no_longer_have_is_shown_alone(model: Mod
 
 def test_notebooks_are_spared_what_is_too_large(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloze.inspect.views.page._MAX_NOTEBOOK_SIZE", 10)
-    told = cloze.show(model.attend("the cat"))._repr_html_()
-    assert "are too much for a notebook" in told
+    output = cloze.show(model.attend("the cat"))._repr_html_()
+    assert "are too large for a notebook" in output
 
 
 def test_command(folder: Path, tmp_path: Path, run: Cloze) -> None:
@@ -227,9 +227,9 @@ def test_command(folder: Path, tmp_path: Path, run: Cloze) -> None:
     assert facts["texts"] == ["I went to the store.", "At the store, I bought fresh strawberries."]
     assert facts["model"] == "model"
     long = run("inspect", "the cat " * 40, "--model", folder, "--out", page).out
-    assert re.search(r": \d+ tokens \(\d+ more are beyond the model's length and were cut\), ", long)
-    told = json.loads(run("inspect", "the [MASK]", "--model", folder, "--out", page, "--json").out)
-    assert told == {"page": str(page), "bytes": page.stat().st_size, "tokens": 4, "cut": 0}
+    assert re.search(r": \d+ tokens \(\d+ more exceed the maximum length and were truncated\), ", long)
+    output = json.loads(run("inspect", "the [MASK]", "--model", folder, "--out", page, "--json").out)
+    assert output == {"page": str(page), "bytes": page.stat().st_size, "tokens": 4, "cut": 0}
     assert json.loads(Parts(page.read_text("utf-8")).scripts[0][1])["tokens"] == ["[CLS]", "the", "[MASK]", "[SEP]"]
 
 

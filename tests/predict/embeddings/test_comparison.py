@@ -1,4 +1,4 @@
-"""How vectors lie, against NumPy and scikit-learn; and the report with its advice."""
+"""Geometry of embeddings compared with NumPy and scikit-learn; and the report with its advice."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,13 @@ from sklearn.metrics.pairwise import cosine_similarity
 from cloze.checkpoint import EmbeddingSettings
 from cloze.errors import RequestError
 from cloze.predict import Model, load
-from cloze.predict.embeddings.comparison import Way, advise, report_embeddings, static_vectors, train_word2vec
+from cloze.predict.embeddings.comparison import (
+    EmbeddingMethod,
+    advise,
+    report_embeddings,
+    static_vectors,
+    train_word2vec,
+)
 from cloze.predict.embeddings.whitening import Geometry, geometry
 from cloze.tasks.similarity.kind import agreement, cosines
 from tests.model.made import assert_close, model_folder
@@ -39,15 +45,15 @@ def test_cosines_and_agreement() -> None:
     assert cosines(numpy.zeros((1, 3), numpy.float32), numpy.ones((1, 3), numpy.float32))[0] == 0
 
 
-def test_every_way_is_what_it_says(pretrained: Model) -> None:
+def test_every_variant_is_computed_as_named(pretrained: Model) -> None:
     scores = [float(number) for number in range(30)]
     report = report_embeddings(pretrained, TEXTS[:30], TEXTS[30:], scores)
-    ways = {way.name: way for way in report.ways}
+    ways = {way.name: way for way in report.methods}
     assert list(ways) == [
         *("as the folder says", "cls", "mean", "second-to-last", "first and last"),
         *("whitened, 15", "static (own table)"),
     ]
-    asked = {
+    expected_vectors = {
         "as the folder says": pretrained.embed(TEXTS),
         "cls": pretrained.embed(TEXTS, pooling="cls"),
         "mean": pretrained.embed(TEXTS, pooling="mean"),
@@ -55,22 +61,22 @@ def test_every_way_is_what_it_says(pretrained: Model) -> None:
         "first and last": pretrained.embed(TEXTS, layer=(1, -1)),
         "static (own table)": static_vectors(pretrained, TEXTS),
     }
-    for name, vectors in asked.items():
+    for name, vectors in expected_vectors.items():
         assert ways[name].spearman == pytest.approx(agreement(vectors[:30], vectors[30:], scores), abs=1e-6)
         assert ways[name].geometry.anisotropy == pytest.approx(geometry(vectors).anisotropy, abs=1e-5)
 
 
-def test_a_direction_that_a_layer_norm_has_taken_is_not_missed(pretrained: Model) -> None:
-    """With many texts for each of its 16 numbers a vector is whitened in the 15 directions that there are."""
+def test_whitening_omits_the_direction_removed_by_layer_norm(pretrained: Model) -> None:
+    """Vectors of 16 dimensions are whitened to the 15 that layer normalization leaves."""
     many = [f"word{number % 38} word{number * 7 % 37} the cat word{number * 11 % 36}" for number in range(200)]
     report = report_embeddings(pretrained, many, fit_on=many)
-    assert "whitened, 15" in [way.name for way in report.ways]
+    assert "whitened, 15" in [way.name for way in report.methods]
 
 
 def test_whitened_vectors_point_everywhere(pretrained: Model) -> None:
     report = report_embeddings(pretrained, TEXTS)
-    ways = {way.name: way for way in report.ways}
-    (whitened,) = (way for way in report.ways if way.name.startswith("whitened"))
+    ways = {way.name: way for way in report.methods}
+    (whitened,) = (way for way in report.methods if way.name.startswith("whitened"))
     assert abs(whitened.geometry.anisotropy) < 0.1 < ways["mean"].geometry.anisotropy
     assert whitened.spearman is None
     assert whitened.row()["size"] == whitened.size
@@ -93,7 +99,7 @@ def test_word2vec_learns_from_a_text(pretrained: Model) -> None:
     assert not vectors[2].any()
     numpy.testing.assert_array_equal(train_word2vec(TEXTS * 3)(["the cat"]), average(["the cat"]))  # type: ignore[misc]
     report = report_embeddings(pretrained, TEXTS, fit_on=TEXTS * 3)
-    assert report.ways[-1].name == "static (word2vec)"
+    assert report.methods[-1].name == "static (word2vec)"
 
 
 def test_published_model_agrees_with_people(minilm_folder: Path) -> None:
@@ -107,31 +113,34 @@ def test_published_model_agrees_with_people(minilm_folder: Path) -> None:
     ]
     firsts, seconds, scores = (list(column) for column in zip(*pairs, strict=True))
     report = report_embeddings(load(minilm_folder), firsts, seconds, scores)
-    assert report.ways[0].name == "as the folder says"
-    assert (report.ways[0].spearman or 0) > 0.7
+    assert report.methods[0].name == "as the folder says"
+    assert (report.methods[0].spearman or 0) > 0.7
 
 
 def test_modules_that_we_do_not_have_are_left_out() -> None:
     contents = replace(model_folder(), embedding=EmbeddingSettings(unsupported="modules.json pools by lasttoken"))
-    assert report_embeddings(Model(contents), TEXTS).ways[0].name == "cls"
+    assert report_embeddings(Model(contents), TEXTS).methods[0].name == "cls"
 
 
-def way(name: str, spearman: float | None, anisotropy: float = 0.8) -> Way:
-    return Way(name, 8, Geometry(anisotropy, 0.5, 0.9, -1.0), spearman)
+def way(name: str, spearman: float | None, anisotropy: float = 0.8) -> EmbeddingMethod:
+    return EmbeddingMethod(name, 8, Geometry(anisotropy, 0.5, 0.9, -1.0), spearman)
 
 
 @pytest.mark.parametrize(
     ("ways", "advice"),
     [
         ([way("mean", None)], "cosine of 0.80: the vectors lie in a narrow cone. Whiten them: cloze embed --whiten"),
-        ([way("mean", None, 0.1)], "cosine of 0.10: the vectors point many ways."),
-        ([way("mean", 0.6), way("whitened, 8", 0.7)], "Best is whitened, 8 (0.700, against 0.600). Whiten them"),
+        ([way("mean", None, 0.1)], "cosine of 0.10: the vectors point in many directions."),
+        (
+            [way("mean", 0.6), way("whitened, 8", 0.7)],
+            "The best method is whitened, 8 (0.700; the current one has 0.600). Whiten them",
+        ),
         ([way("mean", 0.6), way("static (own table)", 0.7)], "train it with 'cloze finetune similarity'"),
-        ([way("mean", 0.6), way("cls", 0.7)], "Ask for it with --pooling and --layer"),
-        ([way("mean", 0.6), way("cls", 0.605)], "leave it as it is"),
+        ([way("mean", 0.6), way("cls", 0.7)], "Select it with --pooling and --layer"),
+        ([way("mean", 0.6), way("cls", 0.605)], "keep the current one"),
     ],
 )
-def test_advice_follows_from_the_figures(ways: list[Way], advice: str) -> None:
+def test_advice_follows_from_the_figures(ways: list[EmbeddingMethod], advice: str) -> None:
     assert advice in advise(ways)
 
 

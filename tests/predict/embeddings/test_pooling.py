@@ -1,4 +1,4 @@
-"""The vector of a word in its context; poolings beside those of transformers' outputs."""
+"""The vector of a word in its context; pooling compared with the outputs of transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ PAIRS = ["a dog", "the", "sat.", "the mat", "sat on", "ran"]
 
 
 def outputs(folder: Path, pairs: list[str] | None) -> tuple[Any, Any]:
-    """What transformers makes of the texts: the batch, and the model's outputs."""
+    """Return the batch and the outputs of transformers for the texts."""
     batch = AutoTokenizer.from_pretrained(folder, model_max_length=32)(
         TEXTS, pairs, padding=True, truncation=True, return_tensors="pt", return_special_tokens_mask=True
     )
@@ -98,11 +98,11 @@ def test_the_same_word_elsewhere_has_another_vector(pretrained: Model) -> None:
         ("", "a b", []),
     ],
 )
-def test_where_a_word_stands(word: str, text: str, places: list[tuple[int, int]]) -> None:
+def test_word_positions(word: str, text: str, places: list[tuple[int, int]]) -> None:
     assert find_word(word, text, lowercase=True) == places
 
 
-def test_what_is_refused(pretrained: Model) -> None:
+def test_invalid_input_is_rejected(pretrained: Model) -> None:
     with pytest.raises(RequestError, match=r"^no word 'dog' in 'the cat'; give it as the text has it$"):
         pretrained.word("dog", "the cat")
     with pytest.raises(RequestError, match=r"^occurrence 2 of 'cat', which the text has 1 times; count from 1$"):

@@ -1,4 +1,4 @@
-"""Whitened vectors: by hand, in a folder, and the same from ``sentence-transformers``."""
+"""Whitened vectors: computed explicitly, saved in a folder, and loaded by ``sentence-transformers``."""
 
 import json
 from dataclasses import replace
@@ -31,16 +31,16 @@ def test_mean_and_covariance_are_those_of_noise() -> None:
     vectors = whitening(torch.from_numpy(mixed)).numpy().astype(float)
     numpy.testing.assert_allclose(vectors.mean(0), 0, atol=1e-3)
     numpy.testing.assert_allclose(numpy.cov(vectors, rowvar=False, bias=True), numpy.eye(12), atol=1e-3)
-    # Fewer dimensions are the first of all: those with the most variance.
+    # Fewer dimensions are the leading ones, those with the most variance.
     few = fit_whitening(mixed, 5)(torch.from_numpy(mixed))
     assert_close(few, vectors[:, :5])
 
 
 @pytest.mark.parametrize("pooling", [pooling for pooling in POOLINGS if pooling != "mean_words"])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_sentence_transformers_gives_the_same(pooling: PoolingName, normalize: bool, tmp_path: Path) -> None:
+def test_sentence_transformers_gives_equal_vectors(pooling: PoolingName, normalize: bool, tmp_path: Path) -> None:
     base = Model(replace(model_folder(pooler=True), embedding=EmbeddingSettings(pooling, normalize)))
-    whitened = base.whiten(MADE, 3)  # what is scaled up more differs by more than 1e-5
+    whitened = base.whiten(MADE, 3)  # scaled-up dimensions differ by more than 1e-5
     ours = whitened.embed(MADE[:20])
     assert ours.shape == (20, 3)
     whitened.save(tmp_path / "model")
@@ -69,7 +69,7 @@ def test_published_model(minilm_folder: Path, tmp_path: Path) -> None:
     theirs = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(TEXTS[:40])
     assert theirs.shape == (40, 96)
     assert_close(whitened.embed(TEXTS[:40]), theirs)
-    assert model.embed(TEXTS[:2]).shape == (2, 384), "the model itself is as it was"
+    assert model.embed(TEXTS[:2]).shape == (2, 384), "the model itself is unchanged"
 
 
 def test_dense_modules_of_others(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_dense_modules_of_others(tmp_path: Path) -> None:
 def test_other_poolings_and_layers_are_not_whitened() -> None:
     base = Model(model_folder())
     whitened = base.whiten(MADE, 6)
-    for asked in ({"pooling": "max"}, {"layer": 1}, {"layer": (1, -1)}):
-        numpy.testing.assert_array_equal(whitened.embed(MADE[:5], **asked), base.embed(MADE[:5], **asked))
+    for options in ({"pooling": "max"}, {"layer": 1}, {"layer": (1, -1)}):
+        numpy.testing.assert_array_equal(whitened.embed(MADE[:5], **options), base.embed(MADE[:5], **options))
     numpy.testing.assert_array_equal(whitened.embed(MADE[:5], pooling="mean"), whitened.embed(MADE[:5]))
     assert whitened.embed([]).shape == (0, 6)
 
@@ -153,17 +153,17 @@ def test_weights_that_do_not_fit(tensors: dict[str, torch.Tensor], message: str,
 
 def test_texts_that_do_not_suffice() -> None:
     model = Model(model_folder())
-    with pytest.raises(RequestError, match=r"^1 texts to fit whitening on; some hundreds at the least were expected$"):
+    with pytest.raises(RequestError, match=r"^1 texts to fit whitening on; at least some hundreds were expected$"):
         model.whiten(["the cat"])
     with pytest.raises(RequestError, match=r"^all of the 3 texts to fit whitening on have one vector; give different"):
         model.whiten(["the cat"] * 3)
     with pytest.raises(RequestError, match=r"^dimensions is 17; 1 to 16, the size of a vector, was expected$"):
         model.whiten(MADE, 17)
-    message = r"^4 texts spread in 3 directions, fewer than the 8 that are wanted; give more texts, or 3 dimensions or"
+    message = r"^4 texts vary in 3 directions, fewer than the 8 requested; give more texts, or 3 dimensions or"
     with pytest.raises(RequestError, match=message):
         model.whiten(["the", "cat", "sat", "on"], 8)
     with pytest.raises(
-        RequestError, match=r"^4 texts spread in 3 directions, which would be all that is left of the 16"
+        RequestError, match=r"^4 texts vary in 3 directions, so that only these would be kept of the 16"
     ):
         model.whiten(["the", "cat", "sat", "on"])
     assert model.whiten(["the", "cat", "sat", "on"], 3).embed(["a"]).shape == (1, 3)

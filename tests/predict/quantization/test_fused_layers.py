@@ -1,4 +1,4 @@
-"""Layers as one call: the same answers as the layers themselves, and never in the way of who changes them."""
+"""Fused layers: the same results as the separate layers, and replaced whenever the layers are modified."""
 
 import copy
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tests.model.made import ATTACHED, SMALL, model_folder
 from tests.predict.test_adapters import ADAPTERS
 
 TEXTS = ["the cat sat", "", "dogs ran on a mat, word7 word8.", "猫", "the cat sat", "a " * 20, "[SEP] cat", "a cat"]
-# Compiled code takes sixteen numbers at once; SMALL has fewer in a head, and so is left to TorchScript.
+# Compiled code processes sixteen numbers at once; SMALL has smaller heads, and therefore uses TorchScript.
 CONFIGS = {"scripted": SMALL, "native": replace(SMALL, hidden_size=32, feedforward_size=48)}
 CALLS = {"scripted": ScriptedLayers, "native": NativeLayers}
 
@@ -31,7 +31,7 @@ def way(request: pytest.FixtureRequest) -> str:
     if request.param == "native" and library() is None:
         pytest.skip("int8.c was not compiled, or this processor has no VNNI")
     if request.param == "scripted" and choose_kernel() != "fbgemm":
-        pytest.skip("TorchScript calls the products of fbgemm alone")
+        pytest.skip("TorchScript only supports fbgemm products")
     return str(request.param)
 
 
@@ -41,7 +41,7 @@ def config(way: str) -> BertConfig:
 
 
 def run_fused(model: Model) -> list[torch.Tensor] | None:
-    """What the fused layers of a model return to some states; None if it leaves that to the layers."""
+    """Return the output of a model's fused layers for some states, or None if they are not used."""
     encoder = model.bert.encoder
     assert isinstance(encoder.fused_layers, FusedLayers)
     with torch.inference_mode():
@@ -54,14 +54,14 @@ def without_fused_layers(model: Model) -> Model:
     return model
 
 
-def both(config: BertConfig) -> tuple[Model, Model]:
-    """With fused layers and without."""
+def fused_and_plain(config: BertConfig) -> tuple[Model, Model]:
+    """Return a model with fused layers and one without."""
     fast, plain = (Model(model_folder(["mlm", "nsp"], config=config), precision="int8") for _ in range(2))
     return fast, without_fused_layers(plain)
 
 
 def assert_same(found: NDArray[numpy.float32], expected: NDArray[numpy.float32], way: str) -> None:
-    """TorchScript calls the same operations; compiled code sums otherwise, and a number may round to the next step."""
+    """Compare exactly for TorchScript, and with a tolerance for compiled code, whose sums may round differently."""
     if way == "scripted":
         numpy.testing.assert_array_equal(found, expected)
     else:
@@ -69,14 +69,14 @@ def assert_same(found: NDArray[numpy.float32], expected: NDArray[numpy.float32],
 
 
 def test_the_same_answers(way: str, config: BertConfig) -> None:
-    fast, plain = both(config)
+    fast, plain = fused_and_plain(config)
     assert isinstance(fast.bert.encoder.fused_layers, FusedLayers)
     assert type(fast.bert.encoder.fused_layers.call) is CALLS[way]
     for texts in (TEXTS, TEXTS[:1], TEXTS[1:3]):
         assert_same(fast.embed(texts), plain.embed(texts), way)
     assert_same(fast.embed(TEXTS, TEXTS[::-1], layer=1), plain.embed(TEXTS, TEXTS[::-1], layer=1), way)
     assert_same(fast.hidden("the cat", layer=None), plain.hidden("the cat", layer=None), way)
-    # Heads read some of the last states alone.
+    # These heads read only some of the last states.
     (filled,), (expected,) = (model.fill("the [MASK] sat") for model in (fast, plain))
     assert filled[0].token == expected[0].token
     assert filled[0].probability == pytest.approx(expected[0].probability, rel=0.05)
@@ -92,14 +92,14 @@ def test_published_weights(way: str, minilm_folder: Path, monkeypatch: pytest.Mo
     found, expected = fast.embed(TEXTS), without_fused_layers(plain).embed(TEXTS)
     if way == "scripted":
         numpy.testing.assert_array_equal(found, expected)
-    # A number that rounds to the next step is as wrong as before, and other steps follow from it.
+    # A value that rounds differently is equally accurate, but it affects the rounding of later layers.
     exact = load(minilm_folder).embed(TEXTS)
     assert float((found * exact).sum(1).min()) > 0.99
     assert float((found * expected).sum(1).min()) > 0.998
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_adapters_are_heard(name: str, way: str, config: BertConfig, tmp_path: Path) -> None:
+def test_adapters_take_effect(name: str, way: str, config: BertConfig, tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", config)
     make_adapter(base, tmp_path / name / "model", ADAPTERS[name])
     fast, plain = (load(base, precision="int8") for _ in range(2))
@@ -117,7 +117,7 @@ def test_adapters_are_heard(name: str, way: str, config: BertConfig, tmp_path: P
 
 
 def test_heads_can_be_left_out(way: str, config: BertConfig) -> None:
-    fast, plain = both(config)
+    fast, plain = fused_and_plain(config)
     whole = fast.embed(TEXTS)
     with without_heads(fast.bert, [(1, 0)]), without_heads(plain.bert, [(1, 0)]):
         gated = fast.embed(TEXTS)
@@ -126,19 +126,19 @@ def test_heads_can_be_left_out(way: str, config: BertConfig) -> None:
     numpy.testing.assert_array_equal(fast.embed(TEXTS), whole)
 
 
-def test_pruned_heads_are_gone(way: str, config: BertConfig) -> None:
+def test_pruned_heads_are_removed(way: str, config: BertConfig) -> None:
     model = Model(model_folder(config=config), precision="int8")
     before = model.embed(TEXTS)
     with model.without_heads([(1, 0)]):
         expected = model.embed(TEXTS)
     model.prune_heads([(1, 0)])
-    # The remaining weights are quantized again, with other scales; how they round depends on the processor.
+    # The remaining weights are quantized again with other scales; the rounding depends on the processor.
     tolerance = 0.04 * numpy.abs(expected).max()
     numpy.testing.assert_allclose(model.embed(TEXTS), expected, rtol=0, atol=tolerance)
     assert numpy.abs(before - expected).max() > 2 * tolerance, "the head matters"
 
 
-def test_who_trains_looks_or_copies_has_the_layers_themselves(config: BertConfig) -> None:
+def test_training_hooks_and_copies_use_the_separate_layers(config: BertConfig) -> None:
     model = Model(model_folder(config=config), precision="int8")
     encoder = model.bert.encoder
     assert run_fused(model) is not None
@@ -147,14 +147,14 @@ def test_who_trains_looks_or_copies_has_the_layers_themselves(config: BertConfig
     encoder.eval()
     assert isinstance(encoder.fused_layers, FusedLayers)
     states = torch.ones(2, 3, config.hidden_size)
-    assert encoder.fused_layers(encoder, states, None, None, False) is None  # gradients are asked for
+    assert encoder.fused_layers(encoder, states, None, None, False) is None  # gradients are required
     assert model.attend("the cat").weights.shape[0] == 3
     assert copy.deepcopy(encoder).fused_layers is None
     assert not any("fused_layers" in name for name in model.bert.state_dict())
 
 
-def test_one_layer_gone_through_again_and_again(way: str, config: BertConfig) -> None:
-    fast, plain = both(replace(config, shared_layers=True, embedding_size=8))
+def test_one_shared_layer_is_fused(way: str, config: BertConfig) -> None:
+    fast, plain = fused_and_plain(replace(config, shared_layers=True, embedding_size=8))
     assert_same(fast.embed(TEXTS), plain.embed(TEXTS), way)
     assert_same(fast.hidden("the cat", layer=None), plain.hidden("the cat", layer=None), way)
 

@@ -1,4 +1,4 @@
-"""What is measured to choose between ways to compute."""
+"""Timing measurements that select a kernel."""
 
 import time
 
@@ -23,7 +23,7 @@ def test_the_best_of_turns_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> N
     assert turns == [("a", 1), ("b", 0)] * ROUNDS
 
 
-def test_threads_come_back_after_a_failure() -> None:
+def test_threads_are_restored_after_a_failure() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

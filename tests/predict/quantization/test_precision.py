@@ -1,4 +1,4 @@
-"""Int8 and bfloat16 layers: products that are exact, answers that are near, and texts that do not meet."""
+"""Int8 and bfloat16 layers: exact products, approximate outputs, and independent texts."""
 
 import copy
 import random
@@ -46,7 +46,7 @@ def test_products_are_those_of_whole_numbers(kernel: str, rows: int, width: int,
     values = source.integers(-steps, steps + 1, (features, width))
     weight = Int8Weight(torch.from_numpy(values.astype(numpy.int8)), torch.ones(features), steps)
     left = source.integers(-weight.row_steps, weight.row_steps + 1, (rows, width))
-    left[0] = weight.row_steps * numpy.sign(values[0])  # the largest sum that there can be
+    left[0] = weight.row_steps * numpy.sign(values[0])  # the largest possible sum
     expected = left.astype(numpy.int64) @ values.T
     found = KERNELS[kernel](weight)(torch.from_numpy(left.astype(numpy.float32)))
     numpy.testing.assert_array_equal(found.numpy().astype(numpy.int64), expected)
@@ -62,7 +62,7 @@ def test_a_kernel_that_overflows_is_not_right() -> None:
 
 
 def test_floats_are_for_machines_without_a_kernel_of_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    # However fast they seem: they read four times the weights, and this machine may only be busy for a moment.
+    # Regardless of the timing: they read four times the weights, and this machine may be busy only now.
     monkeypatch.setattr(
         quantized, "best_seconds", lambda calls: [0.0 if "floats" in repr(call) else 1.0 for call in calls]
     )
@@ -83,16 +83,16 @@ def test_a_rounded_layer_is_near_and_keeps_its_parameters() -> None:
     torch.manual_seed(1)
     linear = nn.Linear(96, 40)
     small = Int8Linear(linear, round_product("encoder.layers.0.expand", linear))
-    states = torch.randn(3, 7, 96) * torch.logspace(-3, 3, 7)[:, None]  # rows of very different size
+    states = torch.randn(3, 7, 96) * torch.logspace(-3, 3, 7)[:, None]  # rows of very different magnitude
     states[0, 0] = 0.0
     with torch.inference_mode():
         exact, found = linear(states), small(states)
     error = (found - exact).norm(dim=-1) / exact.norm(dim=-1)
-    assert float(error.max()) < 0.02  # of each row, however small it is beside its neighbours
+    assert float(error.max()) < 0.02  # relative to each row, however small it is
     assert_close(found[0, 0], linear.bias)
     assert small.state_dict().keys() == linear.state_dict().keys()
     assert small.weight is linear.weight
-    assert torch.equal(small(states), linear(states))  # with gradients, by the parameter
+    assert torch.equal(small(states), linear(states))  # with gradients, the float parameter is used
     assert type(copy.deepcopy(small)) is nn.Linear
 
 
@@ -159,7 +159,7 @@ def test_precision_is_taken_back() -> None:
     contents = model_folder()
     plain = Model(contents).embed(TEXTS)
     assert Model(contents, precision="int8").precision == "int8"
-    assert Model(contents).precision == "int8"  # as the model is
+    assert Model(contents).precision == "int8"  # the model's own precision
     back = Model(contents, precision="fp32")
     assert back.precision == "fp32"
     numpy.testing.assert_array_equal(back.embed(TEXTS), plain)
@@ -184,15 +184,15 @@ def test_auto_takes_no_bf16_that_is_far_from_float32(
     model = Model(contents, precision="auto")
     assert model.precision == "fp32"
     numpy.testing.assert_array_equal(model.embed(TEXTS), expected)
-    (told,) = (message for message in caplog.messages if "bf16" in message)
+    (warning,) = (message for message in caplog.messages if "bf16" in message)
     assert re.fullmatch(
         r"bf16 changes this model's vectors too much \(a cosine of -?0\.\d{4} to float32's, at least 0\.99 was "
         r"expected\): float32 is used; precision='bf16' \(--precision bf16\) takes bf16 all the same",
-        told,
+        warning,
     )
-    assert Model(contents, precision="bf16").precision == "bf16", "who asks for it gets it"
+    assert Model(contents, precision="bf16").precision == "bf16", "an explicit request is honoured"
     monkeypatch.setattr(Bf16Linear, "rounded", lambda self, states: rounded(self, states) * float("nan"))
-    assert Model(contents, precision="auto").precision == "fp32", "what is no number is not near"
+    assert Model(contents, precision="auto").precision == "fp32", "NaN is not close"
 
 
 def test_a_large_model_is_looked_at_with_two_texts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,16 +209,16 @@ def test_a_large_model_is_looked_at_with_two_texts(monkeypatch: pytest.MonkeyPat
         assert Model(model_folder(), precision="auto").precision == "bf16"
     for precision in PRECISIONS[1:]:
         Model(model_folder(), precision=precision)
-    assert sizes == [len(FEW_TEXTS), 2], "who asks for certain numbers waits for no look"
+    assert sizes == [len(FEW_TEXTS), 2], "an explicit precision skips the measurement"
 
 
-def test_a_folder_whose_vectors_cannot_be_made_is_loaded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_with_unsupported_pooling_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: True)
     contents = replace(model_folder(["mlm"]), embedding=EmbeddingSettings(unsupported="it pools by weights"))
     assert Model(contents, precision="auto").precision == "bf16"
 
 
-def test_what_is_refused() -> None:
+def test_invalid_input_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"^unknown precision 'int4'; did you mean 'int8'\?$"):
         Model(model_folder(), precision="int4")  # type: ignore[arg-type]
     message = r"^precision int8 is for the CPU, not for cuda; use bf16, or device='cpu' \(--device cpu\)$"
@@ -228,10 +228,10 @@ def test_what_is_refused() -> None:
 
 
 def test_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    seen_calls: list[object] = []
 
     def faster(*given: object) -> bool:
-        asked.append(given)
+        seen_calls.append(given)
         return True
 
     monkeypatch.setattr(precision_module, "_MEASURED", {})
@@ -239,11 +239,11 @@ def test_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     bert = model_folder().model
     assert precision_module._is_faster("int8", "fp32", bert)
     assert precision_module._is_faster("int8", "fp32", bert)
-    assert len(asked) == 1
+    assert len(seen_calls) == 1
 
 
 def test_adapters_work_on_a_rounded_base(tmp_path: Path) -> None:
-    """They are put beside the layers, whatever those are made of."""
+    """Adapters work on a quantized base, since they are added next to the layers."""
     folder = saved(model_folder(["mlm"]), tmp_path / "base")
     model = load(folder, precision="int8")
     assert isinstance(next(linear for _, linear in layer_products(model.bert)), Int8Linear | NativeLinear)

@@ -1,4 +1,4 @@
-"""What a report on int8 costs and says; and what is done to a model whose layers are rounded already."""
+"""The quantization report and its cost; operations on a quantized model."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ TEXTS = [f"the cat sat on a mat{' the dog ran' * (number % 3)} word{number % 30}
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each text was turned into a vector."""
+def embedded_texts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each text was embedded."""
     found: Counter[str] = Counter()
     embed = Model.embed
 
@@ -36,10 +36,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def test_every_text_is_read_once_by_either(asked: Counter[str], tmp_path: Path) -> None:
+def test_every_text_is_read_once_by_either(embedded_texts: Counter[str], tmp_path: Path) -> None:
     folder = saved(model_folder(), tmp_path / "model")
     report = quantize(folder, TEXTS)
-    assert asked == Counter(TEXTS + TEXTS)
+    assert embedded_texts == Counter(TEXTS + TEXTS)
     assert report.texts == 200
     assert 0 < report.least_cosine <= report.mean_cosine <= 1.000001
     assert report.speedup > 0
@@ -48,17 +48,17 @@ def test_every_text_is_read_once_by_either(asked: Counter[str], tmp_path: Path) 
     assert report.least_cosine == pytest.approx(float(((exact * small).sum(1) / lengths).min()), abs=1e-5)
 
 
-def test_one_text_is_timed_a_few_times(asked: Counter[str], tmp_path: Path) -> None:
+def test_one_text_is_timed_a_few_times(embedded_texts: Counter[str], tmp_path: Path) -> None:
     assert quantize(saved(model_folder(), tmp_path / "model"), TEXTS[:1]).texts == 1
-    assert asked == {TEXTS[0]: 10}
+    assert embedded_texts == {TEXTS[0]: 10}
 
 
-def test_a_task_that_does_not_fit_is_known_before_the_work(asked: Counter[str], tmp_path: Path) -> None:
+def test_a_task_that_does_not_fit_is_known_before_the_work(embedded_texts: Counter[str], tmp_path: Path) -> None:
     folder = saved(model_folder(["mlm"]), tmp_path / "model")
     message = r"^the model: classify needs a model fine-tuned to classify; this one has the heads: mlm; make one"
     with pytest.raises(RequestError, match=message):
         quantize(folder, TEXTS, task=Source("classify", tmp_path / "rows.tsv"))
-    assert not asked
+    assert not embedded_texts
     assert not (folder / "int8.safetensors").exists()
 
 
@@ -73,14 +73,14 @@ def test_heads_are_pruned_from_rounded_layers_too(precision: str) -> None:
     assert model.precision == precision
     found = model.embed(TEXTS[:3])
     near = numpy.abs(found - expected).max()
-    assert near < 0.2 * numpy.abs(whole - expected).max()  # rounded anew, so not to the bit
+    assert near < 0.2 * numpy.abs(whole - expected).max()  # quantized again, so not bit-identical
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("biased", [True, False])
 def test_a_row_is_the_same_alone_to_the_bit(biased: bool, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_right(KERNELS[kernel]):
-        pytest.skip(f"{kernel} is not right on this machine")
+        pytest.skip(f"{kernel} gives wrong results on this machine")
     monkeypatch.setattr(quantized, "choose_kernel", lambda: kernel)
     torch.manual_seed(4)
     linear = nn.Linear(96, 40, bias=biased)
@@ -88,7 +88,7 @@ def test_a_row_is_the_same_alone_to_the_bit(biased: bool, kernel: str, monkeypat
     for largest in (None, torch.rand(96) + 0.5):
         small = Int8Linear(linear, round_product(place, linear, largest))
         states = torch.randn(33, 96) * torch.logspace(-4, 4, 33)[:, None]
-        states[5], states[6] = 0.0, 2.5  # rows without a spread
+        states[5], states[6] = 0.0, 2.5  # rows with constant values
         with torch.inference_mode():
             together, exact = small(states), linear(states)
             for number in range(len(states)):
@@ -106,11 +106,11 @@ def test_vectors_are_compared_as_the_folder_makes_them(tmp_path: Path) -> None:
     assert report.least_cosine == pytest.approx(float(((exact * small).sum(1) / lengths).min()), abs=1e-5)
 
 
-def test_odd_texts_are_told_of_and_decide_nothing(asked: Counter[str], tmp_path: Path) -> None:
+def test_odd_texts_are_reported_but_do_not_decide(embedded_texts: Counter[str], tmp_path: Path) -> None:
     folder = saved(model_folder(), tmp_path / "model")
     report = quantize(folder, TEXTS[:40], with_odd=True)
     assert list(report.kinds) == ["paragraphs", "single words", "Chinese characters", "numbers", "signs"]
-    assert {"cat", "猫", "3.14", "?"} <= asked.keys()
+    assert {"cat", "猫", "3.14", "?"} <= embedded_texts.keys()
     odd = [text for texts in odd_texts(load(folder).tokenizer).values() for text in texts]
     assert report.texts == 40 + len(odd)
     for kind, texts in (("paragraphs", TEXTS[:40]), ("Chinese characters", ["猫", "坐"])):

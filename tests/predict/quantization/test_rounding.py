@@ -1,4 +1,4 @@
-"""Features made alike before they are rounded: nothing else changes, and large features no longer drown the others."""
+"""Smoothing before quantization: outputs are preserved, and large features no longer dominate the scales."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +22,8 @@ def bert() -> Backbone:
     return model_folder().model
 
 
-def test_factors_cancel() -> None:
-    """Rounded weight over factors is the weight, whatever the factors are."""
+def test_smoothing_factors_cancel() -> None:
+    """Quantized weights divided by their factors equal the weights, for any factors."""
     torch.manual_seed(2)
     linear = nn.Linear(48, 20)
     weight = round_product(PLACE, linear, torch.logspace(-2, 2, 48))
@@ -56,8 +56,8 @@ def test_features_that_random_tokens_never_stirred() -> None:
         assert float(weight.factors.min()) > 0
 
 
-def test_what_is_large_is_what_comes_in(bert: Backbone) -> None:
-    """The first product reads the embeddings; the largest of those over the same tokens is known without any hook."""
+def test_large_features_are_those_of_the_input(bert: Backbone) -> None:
+    """The largest input features of the first product equal those of the embeddings, computed without a hook."""
     found = largest_features(bert)
     assert set(found) == {place for place, _ in layer_products(bert) if is_smoothed(place)}
     ids = torch.randint(bert.config.vocab_size, (32, 16), generator=torch.Generator().manual_seed(0))
@@ -69,20 +69,20 @@ def test_what_is_large_is_what_comes_in(bert: Backbone) -> None:
 def test_looking_leaves_the_model_as_it_was(bert: Backbone) -> None:
     bert.train()
     first, second = round_products(bert), round_products(bert)
-    assert bert.training  # and yet nothing was dropped: both came to the same
+    assert bert.training  # still in training mode, but without dropout: both results are equal
     for place, weight in first.items():
         assert torch.equal(weight.values, second[place].values)
     assert not any(linear._forward_pre_hooks for _, linear in layer_products(bert))
 
 
-def test_one_layer_that_is_gone_through_many_times() -> None:
+def test_one_shared_layer_is_smoothed_for_all_passes() -> None:
     config = replace(SMALL, shared_layers=True, embedding_size=SMALL.hidden_size)
     bert = model_folder(config=config).model
     assert set(largest_features(bert)) == {"encoder.layers.0.attention.query_key_value", PLACE}
 
 
-def test_every_short_text_of_a_published_model_is_near(minilm_folder: Path) -> None:
-    """Single words and stray signs are what rounding hurts most; all are to be as near as ``auto`` asks."""
+def test_every_short_text_of_a_published_model_is_accurate(minilm_folder: Path) -> None:
+    """Every single word and symbol, the hardest cases for rounding, is as close to fp32 as ``auto`` requires."""
     some = [text for text in minilm_texts() if len(text) < 24]
     exact, small = (load(minilm_folder, precision=name).embed(some) for name in ("fp32", "int8"))
     assert len(some) > 60

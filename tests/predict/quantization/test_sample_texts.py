@@ -1,4 +1,4 @@
-"""Texts of ours to try a model on: of every kind, in words that its vocabulary has."""
+"""Bundled sample texts for calibrating a model: of every kind, with words that its vocabulary has."""
 
 from cloze.predict import load
 from cloze.predict.quantization.precision import (
@@ -28,7 +28,7 @@ def test_english_vocabulary() -> None:
     found = odd_texts(shipped)
     assert len(set(found["single words"])) == WORDS
     assert all(shipped.id(word) is not None for word in found["single words"])
-    assert all(found.values()), "no kind without a text"
+    assert all(found.values()), "every kind has a text"
 
 
 def test_chinese_vocabulary() -> None:

@@ -1,4 +1,4 @@
-"""Answers in texts: held against trying every stretch of every window, and against transformers."""
+"""Span decoding, compared with brute force over every span of every window, and with transformers."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def with_task(threshold: float | None) -> Model:
 
 
 def their_logits(theirs: Any, reading: Reading) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Start and end logits of every window, by transformers."""
+    """Return the start and end logits of every window, computed by transformers."""
     found = []
     for window in reading.windows:
         with torch.inference_mode():
@@ -58,11 +58,11 @@ def their_logits(theirs: Any, reading: Reading) -> list[tuple[torch.Tensor, torc
     return found
 
 
-Logits = Sequence[tuple[Any, Any]]  # of the starts and of the ends of every window
+Logits = Sequence[tuple[Any, Any]]  # start and end logits of every window
 
 
 def fullest_window(places: Sequence[tuple[int, int]], start: int, end: int) -> int:
-    """The window that has most text around a stretch, of those that hold all of it; the longest of equals."""
+    """Return the window with the most context around a span, among those that contain it; ties go to the longest."""
     rooms = [
         min(start - begin, stop - 1 - end) + 0.0001 * (stop - begin) if begin <= start and end < stop else -1
         for begin, stop in places
@@ -71,7 +71,7 @@ def fullest_window(places: Sequence[tuple[int, int]], start: int, end: int) -> i
 
 
 def all_stretches(logits: Logits, reading: Reading, context: str, longest: int = LONGEST_ANSWER) -> dict[str, float]:
-    """The best score of every text that may be an answer, by trying every pair of tokens in every window."""
+    """Return the best score of every possible answer text, by trying every token pair in every window."""
     places = [window.place for window in reading.windows]
     scores: dict[str, float] = {}
     for number, (starts, ends) in enumerate(logits):
@@ -86,7 +86,7 @@ def all_stretches(logits: Logits, reading: Reading, context: str, longest: int =
 
 
 def check_ranking(ranking: Ranking, scores: dict[str, float], context: str) -> None:
-    """Hold a ranking against the scores of all stretches."""
+    """Compare a ranking with the scores of all spans."""
     expected = sorted(scores.values(), reverse=True)[:BEST]
     assert [one.score for one in ranking.candidates] == pytest.approx(expected, abs=1e-4)
     for one in ranking.candidates:
@@ -129,7 +129,7 @@ def test_logits_are_those_of_transformers(theirs: Any) -> None:
 @pytest.mark.parametrize(("length", "longest"), [(20, LONGEST_ANSWER), (20, 3), (8, LONGEST_ANSWER)])
 def test_ranking_is_that_of_trying_every_stretch(theirs: Any, length: int, longest: int) -> None:
     model = Model(replace(FOLDER, tokenizer=FOLDER.tokenizer.with_max_length(length)))
-    # Short ones have fewer stretches than are kept.
+    # Short contexts have fewer spans than the ranking keeps.
     contexts = [*CONTEXTS[:12], "cat sat on", "the cat sat on a mat"]
     questions = [*QUESTIONS[:12], "dog", "the dog"]
     readings = list(read_contexts(model.tokenizer, questions, contexts))
@@ -142,7 +142,7 @@ def test_ranking_is_that_of_trying_every_stretch(theirs: Any, length: int, longe
 @pytest.mark.parametrize("seed", range(60))
 def test_each_stretch_counts_where_most_text_is_around_it(seed: int) -> None:
     draw = random.Random(seed)
-    # No window has more tokens than are tried as starts and ends.
+    # No window has more tokens than the search considers as starts and ends.
     length, stride, longest = draw.randint(5, 22), draw.randint(1, 12), draw.choice([1, 3, 8, LONGEST_ANSWER])
     reading, context = make_reading(draw, length, stride, draw.randint(1, 30))
     logits = draw_logits(reading, seed)
@@ -172,7 +172,7 @@ def test_answer_that_begins_late_in_a_window_is_said_of_the_next() -> None:
     tokenizer, context = FOLDER.tokenizer.with_max_length(128), "cat " * 300
     (reading,) = read_contexts(tokenizer, ["dog " * 20], [context])
     assert [window.place for window in reading.windows][:2] == [(0, 105), (52, 157)]
-    # Token 78 has as much text around it in the first as in the second; the answer goes on beyond the first.
+    # Token 78 has as much context in the first window as in the second; the answer extends beyond the first.
     start, end = 78, 105
     logits = draw_logits(reading, 0)
     for window, one in zip(reading.windows[:2], logits, strict=False):
@@ -203,7 +203,7 @@ def test_answers_are_no_longer_than_was_asked_for(tmp_path: Path) -> None:
     assert max(lengths(MODEL)) > 4
     assert lengths(MODEL, 1) == {1}
     assert max(lengths(MODEL, 3)) == 3
-    # What a model was told goes with its folder, and gives way to what is asked for.
+    # The setting saved in the folder is used unless an argument overrides it.
     Model(replace(SHORT, task=TaskLabels("answer", longest_answer=2))).save(tmp_path / "model")
     told = load(tmp_path / "model")
     assert told.task == TaskLabels("answer", longest_answer=2)
@@ -242,7 +242,7 @@ def test_threshold_decides_whether_there_is_an_answer() -> None:
     none, some = below.answer(question, context, top=100), above.answer(question, context, top=100)
     assert (none[0].text, none[0].start, none[0].end) == ("", 0, 0)
     assert some[0].text == never[0].text
-    # The same shares, of which another comes first.
+    # The probabilities are the same, but another answer comes first.
     assert sorted(one.probability for one in none) == pytest.approx(sorted(one.probability for one in some))
     assert with_task(0.0).answer(question, context)[0].text == ""
 
@@ -275,7 +275,7 @@ def test_bad_requests_are_told() -> None:
     with pytest.raises(RequestError, match="this model has no 'span' head"):
         Model(model_folder(["sequence"])).answer("a", "b")
     alone = model_folder(["span"], config=replace(FOLDER.model.config, segments=1), task=TaskLabels("answer"))
-    with pytest.raises(RequestError, match="this model tells no context from a question"):
+    with pytest.raises(RequestError, match="this model cannot separate context and question"):
         Model(alone).answer("a", "b")
 
 
@@ -297,7 +297,7 @@ def test_broken_model_is_told() -> None:
 
 
 def make_questions(count: int = 30) -> Questions:
-    """Some have an answer that the model gives, some another, some none."""
+    """Return questions that the model answers correctly, questions that it answers wrongly, and unanswerable ones."""
     draw = random.Random(5)
     best = MODEL.answer_all(QUESTIONS[:count], CONTEXTS[:count])
     rows = []
@@ -306,7 +306,7 @@ def make_questions(count: int = 30) -> Questions:
         word = context[: context.index(",")] if "," in context else context
         said = best[number][0].text
         answers = [(said,), (word, context[:12]), ()][draw.randrange(3)]
-        # The official search for a threshold does not see that a mark alone is as good as no answer.
+        # The official threshold search treats a lone punctuation mark as an answer.
         answers = answers if reference.plain(said) else (word, context[:12])
         rows.append(Question(f"f:{number}", f"id{number}", QUESTIONS[number], context, answers, None))
     return Questions(rows)
@@ -337,7 +337,7 @@ def test_files_give_the_scores_that_were_told(tmp_path: Path) -> None:
         best = next(entry for entry in entries if entry["text"])
         difference = none["start_logit"] + none["end_logit"] - best["start_logit"] - best["end_logit"]
         assert files["null_odds.json"][row.id] == pytest.approx(difference)
-        # Without a threshold of its own, a model says none where that is likelier.
+        # Without a threshold, a model predicts no answer if that is more likely.
         assert (files["predictions.json"][row.id] == "") == (difference > 0)
 
 
@@ -384,7 +384,7 @@ def test_wrong_rows_are_those_that_are_not_exact() -> None:
 
 def test_wrong_rows_are_those_of_the_script_that_scores() -> None:
     said = [answers[0].text for answers in MODEL.answer_all(QUESTIONS[:6], CONTEXTS[:6])]
-    # Marks that only CMRC's script leaves out, and an article that only those of SQuAD do.
+    # Marks that only CMRC's script removes, and an article that only SQuAD's scripts remove.
     for shape, scripts in (("《{}》", {"em"}), ("the {}", {"exact", "exact_match"})):
         rows = [
             Question("", str(number), QUESTIONS[number], CONTEXTS[number], (shape.format(text),))

@@ -1,4 +1,4 @@
-"""Questions and contexts -> windows: nothing is lost between them, and tokens lead back to the very characters."""
+"""Questions and contexts become windows: no token is lost, and tokens map back to the exact characters."""
 
 import random
 from itertools import pairwise
@@ -28,7 +28,7 @@ def make_context(draw: random.Random, words: int) -> str:
 
 
 def word_spans(context: str) -> list[tuple[int, int]]:
-    """Where the words that were put together stand."""
+    """Return the character spans of the words."""
     spans, start = [], 0
     for word in context.replace("\u00ad", " ").split():
         start = context.index(word, start)
@@ -57,7 +57,7 @@ def test_every_answer_is_whole_somewhere_and_stands_where_it_stood(seed: int) ->
         last = draw.randrange(first, min(len(spans), first + 8))
         span = spans[first][0], spans[last][1]
         start, end = reading.tokens_of(span)
-        # The very characters, since words end where tokens do.
+        # Exactly the same characters, because words end where tokens do.
         assert context[reading.offsets[start][0] : reading.offsets[end][1]] == context[slice(*span)]
         rows = Questions([Question("", "", question, context, (context[slice(*span)],), span)])
         items = answer_items(rows, TOKENIZER.with_max_length(length), stride)
@@ -120,7 +120,7 @@ def test_questions_without_answer_are_nowhere_in_every_window() -> None:
 
 def test_answers_that_no_window_holds_are_counted() -> None:
     context = "old " * 80
-    spans = [(0, 3), (4, 4 * 30), (0, 4 * 80 - 1), None]  # of 1, 29, 80 tokens, and none
+    spans = [(0, 3), (4, 4 * 30), (0, 4 * 80 - 1), None]  # of 1, 29 and 80 tokens, and no answer
     rows = Questions([Question("", "", "the", context, (), span) for span in spans])
     listener = Listener()
     items = answer_items(rows, TOKENIZER.with_max_length(40), 4, listener)
@@ -129,8 +129,8 @@ def test_answers_that_no_window_holds_are_counted() -> None:
     held = [any(item.target != NOWHERE for item in group) for group in groups]
     assert held == [True, True, False, False]
     assert listener.said == [
-        "1 of 4 training questions have an answer that no window of 40 tokens holds whole; they are trained as if they "
-        "had none: a larger length or a smaller stride holds more"
+        "1 of 4 training questions have an answer that no window of 40 tokens contains; they are trained as "
+        "unanswerable: use a larger max_length or a smaller stride"
     ]
     answer_items(rows.select([0, 1, 3]), TOKENIZER.with_max_length(40), 4, listener)
     assert len(listener.said) == 1
@@ -141,7 +141,7 @@ def test_long_questions_are_cut_and_told() -> None:
     tokens = len(TOKENIZER.encode_pieces(["river " * 500])[0])
     assert reading.windows[0].first == LONGEST_QUESTION + 2
     assert {window.encoding.dropped for window in reading.windows} == {tokens - LONGEST_QUESTION}
-    # Where sequences are short, half of the room is the context's.
+    # For short sequences, half of the space is reserved for the context.
     assert read("river " * 500, "old " * 500, 33).windows[0].first == 15 + 2
 
 

@@ -1,4 +1,4 @@
-"""Files of questions as published and as anybody has them, and the scores of the published scripts."""
+"""Published and custom question files, and the scores of the published scripts."""
 
 import gzip
 import json
@@ -126,7 +126,7 @@ def test_questions_without_answers(tmp_path: Path) -> None:
     rows = read("squad2", path).rows
     assert [(row.answers, row.span) for row in rows[2:]] == [((), None), ((), None)]
     assert complaint("squad", path) == (
-        "a.json:q3: this question has no answer; squad2 and answer take such, or pass on_bad_row='skip' "
+        "a.json:q3: this question has no answer; use squad2 or answer for such questions, or pass on_bad_row='skip' "
         "(--on-bad-row skip)"
     )
     kept = read("squad", path, on_bad_row="skip")
@@ -170,15 +170,15 @@ def test_answers_that_stand_nowhere(tmp_path: Path) -> None:
     path = write(tmp_path / "train-v1.1.json", as_squad([*QAS, wrong, second]))
     write(tmp_path / "dev-v1.1.json", as_squad([wrong, second]))
     expected = (
-        "train-v1.1.json:q4: the answer 'slowly' does not stand at character 7 of the context, nor nearby; "
+        "train-v1.1.json:q4: the answer 'slowly' does not occur at character 7 of the context, nor nearby; "
         "correct it, or pass on_bad_row='skip' (--on-bad-row skip)"
     )
     assert complaint("answer", path) == expected
-    with pytest.raises(DataError, match="does not stand at character 7"):
+    with pytest.raises(DataError, match="does not occur at character 7"):
         read_task(Source("squad", tmp_path))
     data = read_task(Source("squad", tmp_path, on_bad_row="skip"))
     assert data.notes == ("1 bad training rows were skipped",)
-    # To be scored on, it need not be known where an answer stands; another answer's place will do to be trained on.
+    # Evaluation does not need the position of an answer; training needs the position of at least one.
     assert isinstance(data.dev, Questions)
     assert [(row.answers, row.span) for row in data.dev.rows] == [
         (("slowly",), None),
@@ -190,15 +190,15 @@ def test_answers_that_stand_nowhere(tmp_path: Path) -> None:
     ("value", "expected"),
     [
         ("{", "a.json: not JSON (Expecting property name"),
-        ("[]", "a.json: 'data' is None; expected a list, in the form of SQuAD"),
-        ({"data": [{"paragraphs": 5}]}, "a.json: data[0]: 'paragraphs' is 5; expected a list, in the form of SQuAD"),
+        ("[]", "a.json: 'data' is None; expected a list, as in the format of SQuAD"),
+        ({"data": [{"paragraphs": 5}]}, "a.json: data[0]: 'paragraphs' is 5; expected a list, as in the form"),
         ({"data": [{"paragraphs": [{"context": "c"}]}]}, "a.json: data[0].paragraphs[0]: 'qas' is None; expected"),
         (as_squad(["x"]), "a.json: data[0].paragraphs[0].qas[0] is 'x'; expected an object with a question"),  # type: ignore[list-item]
         (as_squad([{**QAS[0], "question": 4}]), "a.json:q1: 'question' is 4; expected text in quotes"),
         (as_squad([{**QAS[0], "question": " "}]), "a.json:q1: 'question' is empty; fill it in"),
         (as_squad(QAS, None), "a.json:q1: 'context' is None; expected text in quotes"),
         (as_squad([{**QAS[0], "answers": "x"}]), "a.json:q1: 'answers' is 'x'; expected a list of objects with text"),
-        (as_squad([{**QAS[0], "answers": [{}]}]), "a.json:q1: an answer is None; expected a text that stands in"),
+        (as_squad([{**QAS[0], "answers": [{}]}]), "a.json:q1: an answer is None; expected a text that occurs in"),
         (
             as_squad([{**QAS[0], "answers": [{"text": "a", "answer_start": "x"}]}]),
             "a.json:q1: 'answer_start' is 'x'; expected the number of characters before the answer",
@@ -224,7 +224,7 @@ def test_damaged_and_endless_files_are_told(tmp_path: Path, monkeypatch: pytest.
     assert complaint("squad", path).startswith("a.json.xz: cannot be decompressed (")
     monkeypatch.setattr(squad, "LARGEST_JSON", 100)
     assert complaint("squad", write(tmp_path / "b.json", as_squad(QAS))) == (
-        "b.json: more than 0 MB; expected a file in the form of SQuAD"
+        "b.json: more than 0 MB; expected a file in the format of SQuAD"
     )
 
 
@@ -289,7 +289,7 @@ def test_tables_as_datasets_have_them(tmp_path: Path) -> None:
         ),
         (
             {"question": "Who?", "context": "c", "answer": "d"},
-            "a.jsonl:1: the answer 'd' does not stand in the context; correct it, or pass on_bad_row='skip' "
+            "a.jsonl:1: the answer 'd' does not occur in the context; correct it, or pass on_bad_row='skip' "
             "(--on-bad-row skip)",
         ),
         ({"question": "Who?", "context": "c", "answer": 5}, "a.jsonl:1: an answer is 5; expected a text that stands"),
@@ -336,7 +336,7 @@ def make_cases(seed: int, *, always: bool) -> list[reference.Case]:
     for number in range(60):
         answers = [make_text(draw) or "x" for _ in range(draw.randint(int(always), 3))]
         said = draw.choice([make_text(draw), "", *answers])
-        # No two are the same, since the official search goes through equals one by one.
+        # All scores differ, because the official search orders ties arbitrarily.
         cases.append((answers, said, draw.gauss(0, 5) + number * 1e-6))
     return cases
 
@@ -383,7 +383,7 @@ def test_threshold_lies_between_two_questions() -> None:
     ]
     best = best_threshold(cases, [word_f1(one) for one in cases])
     assert (best.score, best.official, best.between) == (1.0, -1.0, 0.0)
-    # Where it is best to say nothing at all, the official search names 0.
+    # If no answer is always best, the official search reports threshold 0.
     nothing = [AnswerPrediction((), "x", -3.0), AnswerPrediction((), "y", -2.0)]
     best = best_threshold(nothing, [word_f1(one) for one in nothing])
     assert (best.score, best.official) == (1.0, 0.0)
@@ -396,7 +396,7 @@ def test_threshold_lies_between_two_questions() -> None:
     ("answers", "said", "exact", "f1"),
     [
         (["The Old Captain!"], "old  captain", 1, 1),
-        (["a"], "the", 1, 1),  # nothing is left of either
+        (["a"], "the", 1, 1),  # both normalize to nothing
         ([], "", 1, 1),
         ([], "x", 0, 0),
         ([], "the", 1, 1),
@@ -405,7 +405,7 @@ def test_threshold_lies_between_two_questions() -> None:
         (["another"], "an other", 0, 0),
         (["10,000"], "10000", 1, 1),
         (["naïve"], "naive", 0, 0),
-        (["it’s"], "its", 0, 0),  # punctuation is what ASCII has
+        (["it’s"], "its", 0, 0),  # only ASCII punctuation is removed
     ],
 )
 def test_edges_of_the_second_version(answers: list[str], said: str, exact: float, f1: float) -> None:
@@ -435,7 +435,7 @@ def test_scores_of_chinese_answers(seed: int) -> None:
         return "".join(draw.choices(parts, k=draw.randint(0, 7)))
 
     cases = [([make() for _ in range(draw.randint(1, 3))], make()) for _ in range(50)]
-    # What is half Latin and half mark is cut by the script of its own; not compared here.
+    # CMRC's script splits texts with Latin letters and "…" in a way of its own, which is not compared here.
     cases = [(answers, said) for answers, said in cases if "…" not in "".join(answers) + said]
     cases += [([answers[0]], answers[0]) for answers, _ in cases[:5]]
     scores = score_answers(("f1", "em", "average"), [AnswerPrediction(answers, said) for answers, said in cases])
@@ -448,7 +448,7 @@ def test_scores_of_chinese_answers(seed: int) -> None:
 
 def test_common_stretch_is_without_gaps() -> None:
     scores = score_answers(("f1", "em"), [AnswerPrediction(["猫坐在河边"], "猫在河")])
-    assert scores["f1"] == pytest.approx(2 * 2 / (5 + 3))  # 在河, though 猫 is shared as well
+    assert scores["f1"] == pytest.approx(2 * 2 / (5 + 3))  # 在河 is matched; 猫 is shared too, but not contiguous
     assert score_answers(("f1", "em"), [AnswerPrediction(["《猫》：2010年"], "猫2010年 ")])["em"] == 1
 
 

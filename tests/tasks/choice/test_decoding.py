@@ -1,4 +1,4 @@
-"""Choices: the logits of transformers, whatever the neighbours and however many options there are."""
+"""Multiple choice: the logits equal those of transformers for any batch and any number of options."""
 
 import json
 import random
@@ -40,7 +40,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
         with torch.inference_mode():
             expected = theirs(**{name: tensor[None] for name, tensor in encoded.items()}).logits[0]
         assert_close(logits, expected)
-        assert expected.std() > 1e-3  # or any order would be the right one
+        assert expected.std() > 1e-3  # otherwise any order would be correct
 
 
 def test_options_come_best_first_with_shares() -> None:
@@ -69,7 +69,7 @@ def test_bad_requests_are_told() -> None:
     with pytest.raises(RequestError, match="this model has no 'choice' head"):
         Model(model_folder(["span"])).choose("a", ["b", "c"])
     alone = model_folder(["choice"], config=replace(FOLDER.model.config, segments=1), task=TaskLabels("choose"))
-    with pytest.raises(RequestError, match="this model tells no option from a prompt"):
+    with pytest.raises(RequestError, match="this model cannot separate option and prompt"):
         Model(alone).choose("a", ["b", "c"])
 
 
@@ -97,7 +97,7 @@ def test_accuracy_and_wrong_rows() -> None:
     assert evaluation.metrics == {"accuracy": 0.8}
     assert [row["row"] for row in evaluation.wrong()] == ["f:0", "f:5", "f:10", "f:15", "f:20"]
     assert evaluation.predictions[1] == rows[1].options[best[1]]
-    with pytest.raises(RequestError, match="these rows do not tell which option fits"):
+    with pytest.raises(RequestError, match="these rows have no labels to evaluate against"):
         evaluate_choices(MODEL, Choices([replace(rows[0], target=None)]), ("accuracy",))
 
 

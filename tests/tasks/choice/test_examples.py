@@ -1,4 +1,4 @@
-"""Files of choices as published and as anybody has them, and what a model reads of them."""
+"""Published and custom multiple-choice files, and their encoding."""
 
 import json
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_swag_as_published(tmp_path: Path) -> None:
     ]
     assert data.dev.places[0] == f"{tmp_path / 'val.csv'}:2"
     bad = write(tmp_path / "bad.csv", SWAG.replace('slowly.",is a door.,sings.,sees the sea.,0', 'x",y,z,w,4'))
-    assert complaint("swag", bad) == "bad.csv:2: label '4' names none of the 4 options; expected 0 to 3"
+    assert complaint("swag", bad) == "bad.csv:2: label '4' is none of the 4 options; expected 0 to 3"
 
 
 def test_arc_without_a_header(tmp_path: Path) -> None:
@@ -82,14 +82,14 @@ def test_arc_without_a_header(tmp_path: Path) -> None:
         ("How many legs has a cat?", ("2", "3", "4"), 2),
     ]
     assert found.skipped == 2
-    # Unless told otherwise.
+    # The default.
     assert complaint("arc", path, on_bad_row="stop") == (
-        "arc_easy_dev.csv:3: label 'E' names none of the 4 options; expected A, B, C, D"
+        "arc_easy_dev.csv:3: label 'E' is none of the 4 options; expected A, B, C, D"
     )
     notes = read_task(Source("arc", path, path)).notes
     assert notes == ("2 bad training rows were skipped", "2 bad dev rows were skipped")
     lost = write(tmp_path / "lost.csv", "Which?,a,b,c,,D\n")
-    assert complaint("arc", lost, on_bad_row="stop").startswith("lost.csv:1: label 'D' names none of the 3 options")
+    assert complaint("arc", lost, on_bad_row="stop").startswith("lost.csv:1: label 'D' is none of the 3 options")
 
 
 def test_arc_as_published(tmp_path: Path) -> None:
@@ -135,21 +135,20 @@ def test_own_options_in_columns_or_a_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ({"options": ["a", "b"], "label": 2}, "label '2' names none of the 2 options; expected 0 to 1"),
-        ({"options": ["a", "b"], "label": -1}, "label '-1' names none of the 2 options; expected 0 to 1"),
+        ({"options": ["a", "b"], "label": 2}, "label '2' is none of the 2 options; expected 0 to 1"),
+        ({"options": ["a", "b"], "label": -1}, "label '-1' is none of the 2 options; expected 0 to 1"),
         (
             {"options": ["a", "b"], "label": "c"},
-            "label 'c' names none of the 2 options; "
-            "expected a letter from A, a number from 0, or the text of an option",
+            "label 'c' is none of the 2 options; expected a letter from A, a number from 0, or the text of an option",
         ),
         (
             {"options": ["2", "3", "4"], "label": "2"},
             "label '2' may mean the options 0, 2 (counted from 0); "
-            "name the option in another way: by letter, number or text",
+            "identify the option in another way: by letter, number or text",
         ),
         ({"options": ["B", "A"], "label": "A"}, "label 'A' may mean the options 0, 1 (counted from 0)"),
         ({"options": ["x", "x"], "label": "x"}, "label 'x' may mean the options 0, 1 (counted from 0)"),
-        ({"options": ["a"], "label": 0}, "1 options; expected at least 2 (in one column, with | between)"),
+        ({"options": ["a"], "label": 0}, "1 options; expected at least 2 (in one column, separated by |)"),
         ({"options": ["a", ""], "label": 0}, "the options are ['a', '']; expected texts, none of them empty"),
         ({"options": ["a", 4], "label": 0}, "the options are ['a', 4]; expected texts, none of them empty"),
         ({"label": 0}, "no 'options' here; it has: text, label; name the options with options (--options)"),

@@ -17,7 +17,7 @@ TASK = TaskLabels("classify", ("no", "yes"))
 
 
 def overconfident(count: int = 4000, labels: int = 2, factor: float = 3.0) -> tuple[Floats, np.ndarray]:
-    """Logits whose softmax, divided by the factor, are the true shares."""
+    """Return logits that are overconfident: divided by the factor, their softmax gives the true probabilities."""
     generator = np.random.default_rng(0)
     true = generator.normal(size=(count, labels)).astype(np.float32)
     shares = np.exp(true) / np.exp(true).sum(-1, keepdims=True)
@@ -37,13 +37,13 @@ def test_temperature_undoes_overconfidence(labels: int) -> None:
     assert set(found.results()) >= {"temperature", "calibration_error", "calibration_error_before"}
 
 
-def test_threshold_makes_the_score_as_large_as_it_can() -> None:
+def test_threshold_maximizes_the_score() -> None:
     logits, targets = overconfident()
 
     def f1(task: TaskLabels) -> float:
-        told = predicted_classes(task, logits)
-        hits = int((told & targets).sum())
-        return 2 * hits / max(1, int(told.sum() + targets.sum()))
+        classes = predicted_classes(task, logits)
+        hits = int((classes & targets).sum())
+        return 2 * hits / max(1, int(classes.sum() + targets.sum()))
 
     found = calibrate(TASK, logits, targets, f1)
     assert found.task.threshold is not None

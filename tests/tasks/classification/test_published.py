@@ -1,4 +1,4 @@
-"""Made files in the form of the published ones, down to their marks, quotes and missing headers."""
+"""Synthetic files in the published formats, including byte order marks, quotes and missing headers."""
 
 import lzma
 from collections.abc import Sequence

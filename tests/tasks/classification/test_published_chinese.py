@@ -1,4 +1,4 @@
-"""Made files in the form of the published ones."""
+"""Synthetic files in the published formats."""
 
 from pathlib import Path
 

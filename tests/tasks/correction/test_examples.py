@@ -1,4 +1,4 @@
-"""Confusion lists as people have them."""
+"""Confusion lists in common formats."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_lines_that_cannot_be_used_are_counted_and_named(tmp_path: Path, caplog:
         f"{tmp_path}/list.txt: 8 of 9 lines cannot be used in full: line 2 ('评\\t瓶 apple'), line 3 ('孤'), line 4 ("
     )
     assert message.endswith(
-        ", ...; expected a character or word, a tab, a colon or spaces, and what it is mistaken for"
+        ", ...; expected a character or word, a tab, a colon or spaces, and what it is confused with"
     )
 
 

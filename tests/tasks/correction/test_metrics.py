@@ -1,4 +1,4 @@
-"""Detection and correction as SIGHAN counts them, and files with mistakes."""
+"""SIGHAN's detection and correction metrics, and files with misspellings."""
 
 import lzma
 from pathlib import Path
@@ -11,7 +11,7 @@ from cloze.tasks.correction.examples import Corrections, read_corrections
 from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.correction.metrics import applied, choose_threshold, find_edits, score_corrections
 
-# Of two sentences without a mistake one is changed; of two with mistakes both are found, and one is put right.
+# One of two correct sentences is changed; both misspelled ones are detected, and one is corrected.
 SOURCES = ["他们那么好玩", "生活作息很不建康康", "在这里有很多人", "我仿别很高兴"]
 TARGETS = ["他们那么好玩", "生活作息很不健康康", "在这里有很多人", "我仿佛很高兴"]
 TOLD = ["他们那么好完", "生活作息很不键康康", "在这里有很多人", "我仿佛很高兴"]
@@ -24,7 +24,7 @@ def test_sighans_figures_by_hand() -> None:
     assert figures["detection_recall"] == 1
     assert figures["detection_f1"] == pytest.approx(0.8)
     assert (figures["correction_precision"], figures["correction_recall"], figures["correction_f1"]) == (0.5, 0.5, 0.5)
-    # Over all flagged sentences, the wrongly corrected one counts against it as well.
+    # Over all flagged sentences, so the wrongly corrected one counts as well.
     assert figures["flagged_correction_precision"] == pytest.approx(1 / 3)
     assert figures["flagged_detection_precision"] == pytest.approx(2 / 3)
     assert next(iter(figures)) == "correction_f1"
@@ -96,9 +96,9 @@ def test_sighans_training_files(tmp_path: Path) -> None:
     found = read_corrections(tmp_path, training=True)
     assert found.targets == ["我跟朋友去玩", "你好！"]
     assert found.select([1]).documents() == [["你好！"]]
-    with pytest.raises(DataError, match=r"has no TestInput.txt and TestTruth.txt; give a folder of SIGHAN's, or a tab"):
+    with pytest.raises(DataError, match=r"has no TestInput.txt and TestTruth.txt; give a folder with SIGHAN's"):
         read_corrections(tmp_path)
-    # Whoever has a test alone may train on it.
+    # A folder with only test files may be used for training.
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "TestInput.txt").write_text("(pid=A1)\t你好\n", encoding="utf-8")
     (tmp_path / "other" / "TestTruth.txt").write_text("A1, 0\n", encoding="utf-8")
@@ -132,13 +132,13 @@ def test_threshold_with_few_false_alarms() -> None:
 @pytest.mark.parametrize(
     ("sentences", "truth", "message"),
     [
-        ("(pid=A1)\t你好", "A2, 0", "TestTruth.txt: says nothing of 'A1', which TestInput.txt has; fetch it again$"),
+        ("(pid=A1)\t你好", "A2, 0", "TestTruth.txt: has no entry for 'A1' of TestInput.txt; download it again$"),
         ("你好", "A1, 0", r"TestInput.txt:1: '你好'; expected \(pid=NAME\), a tab, and a sentence$"),
         ("(pid=A1)\t你好", "A1, x", r"TestTruth.txt:1: 'A1, x'; expected NAME, PLACE, CHARACTER, ... or NAME, 0$"),
         (
             "(pid=A1)\t你好",
             "A1, 3, 号",
-            "TestInput.txt:1: character 3 of 2 is to be corrected; the files do not match$",
+            "TestInput.txt:1: a correction is for character 3 of 2; the files do not match$",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Metrics of vectors against SciPy, scikit-learn and ``sentence-transformers``, and the rows they are scored on."""
+"""Vector metrics compared with SciPy, scikit-learn and ``sentence-transformers``, and their rows."""
 
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def test_constant_vectors_find_nothing() -> None:
     assert answers.score(same, same) == {"mrr": pytest.approx(1 / 30), "recall@1": 0, "recall@5": 0, "recall@10": 0}
 
 
-def test_rows_decide_what_is_scored(tmp_path: Path) -> None:
+def test_rows_determine_the_metrics(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
 
     def read(text: str, label: str = "label") -> ScoredPairs | QuestionAnswers:
@@ -112,3 +112,34 @@ def test_evaluate_scores_the_vectors_of_any_model(tmp_path: Path) -> None:
         evaluate(folder, source, split="test")
     with pytest.raises(RequestError, match="longest is 3, which is for answers in texts"):
         evaluate(folder, source, longest=3)
+
+
+def test_vectors_stand_beside_those_of_tf_idf(tmp_path: Path) -> None:
+    """Pairs and retrieval have a baseline: cosines of TF-IDF vectors, compared row by row."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    words = ["river", "winter", "garden", "captain", "silver", "window"]
+    firsts = [f"the {one} and the {other}" for one in words for other in words]
+    seconds = [f"a {words[(index * 5 + index // 6) % 6]} alone" for index in range(36)]
+    both = list(zip(firsts, seconds, strict=True))
+    labels = [float(bool(set(one.split()) & set(other.split()) & set(words))) for one, other in both]
+    rows = [
+        {"text": one, "pair": other, "label": label} for one, other, label in zip(firsts, seconds, labels, strict=True)
+    ]
+    model = load(saved(model_folder(), tmp_path / "model"))
+    found = evaluate("similarity", rows, model=model, pair="pair")
+    assert found.baseline is not None
+    vectorizer = TfidfVectorizer(token_pattern=r"[^\W_]+|[^\w\s]", ngram_range=(1, 2), sublinear_tf=True)
+    vectorizer.fit([*firsts, *seconds])
+    expected = (vectorizer.transform(firsts).toarray() * vectorizer.transform(seconds).toarray()).sum(1)
+    assert found.baseline["name"] == "TF-IDF cosine"
+    assert found.baseline["auc"] == pytest.approx(roc_auc_score(labels, expected))
+    assert found.baseline["spearman"] == pytest.approx(spearmanr(labels, expected)[0])
+    assert found.baseline["difference"]["value"] == pytest.approx(found.metrics["auc"] - found.baseline["auc"])
+    assert "TF-IDF cosine" in str(found)
+    assert "TF-IDF cosine" in found._repr_html_()
+
+    retrieval = [{"text": f"where is {word} {word}?", "pair": f"{word} is here"} for word in words * 2]
+    questions = evaluate("similarity", retrieval, model=model, pair="pair")
+    assert questions.baseline is not None
+    assert (questions.baseline["mrr"], questions.baseline["recall@1"]) == (1.0, 1.0)

@@ -48,7 +48,7 @@ def test_columns_as_published(tmp_path: Path) -> None:
     assert found.marked
     first, second, third = (sentence.order for sentence in found.sentences)
     assert second == first + 1
-    assert third > second + 1, "the end of a document leaves a number out"
+    assert third > second + 1, "the end of a document skips a number"
 
 
 @pytest.mark.parametrize("text", ["a X\nb Y\n\nc X\n", "a\tX\nb\tY\n\n\n\nc\tX", "a  X\r\n b X \r\n \t\r\nc X\r\n"])
@@ -90,7 +90,7 @@ def test_words_alone_are_read_where_no_tag_is_asked(tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "a X\nb\n": "'b' stands alone; expected a word and its tag, with a space or a tab between",
+    "a X\nb\n": "'b' stands alone; expected a word and its tag, separated by a space or a tab",
     "a\tX\n\tB-PER\n": "the tag 'B-PER' has no word before it; expected a word, then its tag",
     "a\tX\nb\t\n": "the word 'b' has no tag after its last tab; write one, such as O",
     "a X\nb Y Z\n": "3 columns, but the lines before have 2; give every word the same columns, and put a blank line "
@@ -108,8 +108,10 @@ def test_bad_lines_stop_or_cost_their_sentence(tmp_path: Path, text: str) -> Non
     found = read_columns(path, on_bad_row="skip")
     assert (words(found), found.skipped) == ([["c"], ["d"]], 1)
     path = write(tmp_path / "rows.txt", f"c X\n\n{text}")
-    assert read_columns(path, on_bad_row="skip").skipped == 1, "at the end of the file, too"
-    assert [sentence.order for sentence in found.sentences] == [0, 2], "what is around a lost sentence is not adjacent"
+    assert read_columns(path, on_bad_row="skip").skipped == 1, "also at the end of the file"
+    assert [sentence.order for sentence in found.sentences] == [0, 2], (
+        "neighbours of a skipped sentence are not adjacent"
+    )
 
 
 def test_a_line_that_is_no_text(tmp_path: Path) -> None:
@@ -125,13 +127,13 @@ def test_files_without_a_good_sentence(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.txt", "\n-DOCSTART-\n\n")
     with pytest.raises(DataError) as caught:
         read_columns(path)
-    assert str(caught.value) == f"{path}: no sentence in it; expected a word and its tag a line"
+    assert str(caught.value) == f"{path}: no sentence in it; expected a word and its tag per line"
     write(path, "a\n\nb\n")
     with pytest.raises(DataError) as caught:
         read_columns(path, on_bad_row="skip")
     assert str(caught.value) == (
         f"{path}: all of its 2 sentences are bad; the first: {path}:1: 'a' stands alone; expected a word and its tag, "
-        "with a space or a tab between"
+        "separated by a space or a tab"
     )
 
 
@@ -144,7 +146,7 @@ def test_columns_are_written_as_they_were_read(tmp_path: Path) -> None:
 
 
 def test_a_word_with_a_space_is_written_between_tabs() -> None:
-    # An empty cell keeps its place, so that the file can be read again.
+    # An empty cell keeps its column, so that the file can be parsed again.
     assert columns_text([[["Paris", "is"], ["", "V"], ["X", "O"]], [["a"], [""], ["O"]]]) == (
         "Paris _ X\nis V O\n\na _ O\n\n"
     )
@@ -153,7 +155,7 @@ def test_a_word_with_a_space_is_written_between_tabs() -> None:
     )
 
 
-# -- columns by their numbers ------------------------------------------------------------------------------------------
+# -- columns by number -------------------------------------------------------------------------------------------------
 
 UNIVERSAL = (
     "# newdoc\n# sent_id = 1\n# text = EU rejects #\n1\tEU\tPROPN\tNNP\n2\trejects\tVERB\tVBZ\n3\t#\tSYM\t#\n\n"
@@ -188,9 +190,9 @@ def test_a_mark_that_is_a_word_is_no_comment(tmp_path: Path, text: str) -> None:
 
 
 WRONG_COLUMNS = {
-    (1, 4): (":1", "3 columns, of which none is label=4 (--label 4); give a column that every line has"),
-    (-4, 2): (":1", "3 columns, of which none is text=-4 (--text -4); give a column that every line has"),
-    (1, -3): (":1", "text=1 (--text 1) and label=-3 (--label -3) are the same column here; give each its own"),
+    (1, 4): (":1", "3 columns, so there is no label=4 (--label 4); give a column that every line has"),
+    (-4, 2): (":1", "3 columns, so there is no text=-4 (--text -4); give a column that every line has"),
+    (1, -3): (":1", "text=1 (--text 1) and label=-3 (--label -3) are the same column here; give different ones"),
     (2, 3): (":2", "the tag 'Y' has no word in column 2; expected a word, then its tag"),
     (1, 2): (":2", "the word 'b' has no tag in column 2; write one, such as O"),
 }
@@ -207,7 +209,7 @@ def test_columns_that_a_line_lacks(tmp_path: Path, numbers: tuple[int, int]) -> 
 
 def test_a_line_that_is_shorter_than_the_others_lacks_the_column(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.txt", "a N X\nb N\n\nc N Y\n")
-    with pytest.raises(DataError, match=r"rows.txt:2: 2 columns, of which none is label=3 \(--label 3\)"):
+    with pytest.raises(DataError, match=r"rows.txt:2: 2 columns, so there is no label=3 \(--label 3\)"):
         read_columns(path, tag=3)
     found = read_columns(path, tag=3, on_bad_row="skip")
     assert (words(found), found.skipped) == ([["c"]], 1)
@@ -221,7 +223,7 @@ def test_sentences_in_parts(tmp_path: Path) -> None:
     parts = list(read_column_parts(path, 2, whole=True))
     assert [[one.words for one in part.sentences] for part in parts] == [[["a"], ["b"], ["c"]], [["d"], ["e"]]]
     assert [one for part in parts for one in part.sentences] == read_columns(path, tagged=False).sentences
-    with pytest.raises(DataError, match=r"no sentence in it; expected a word and its tag a line$"):
+    with pytest.raises(DataError, match=r"no sentence in it; expected a word and its tag per line$"):
         list(read_column_parts(write(tmp_path / "empty.txt", "\n"), 2, whole=True))
 
 

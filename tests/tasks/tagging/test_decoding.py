@@ -104,7 +104,7 @@ def test_texts_without_words(tagger: Model) -> None:
 
 
 def entities_of(monkeypatch: pytest.MonkeyPatch, tagger: Model, text: str, tags: str) -> tuple[Entity, ...]:
-    """What comes of tags that a model might have said, each with the logit 1."""
+    """Return the entities decoded from the given tags, each predicted with logit 1."""
     logits = np.eye(5, dtype=np.float32)[[NAMES.index(tag) for tag in tags.split()]]
     monkeypatch.setattr("cloze.tasks.tagging.decoding.word_logits", lambda *_: [logits])
     return tag_texts(tagger, [text])[0].entities
@@ -149,7 +149,7 @@ def test_scores_that_are_no_numbers_are_no_answer() -> None:
 def test_a_text_that_is_too_long_to_be_read_is_told(tagger: Model, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", "cloze"):
         tagger.tag([" \u0301" * 600_000 + " cat"])
-    assert caplog.messages == ["1 of 1 texts are longer than can be read at once; give them in parts"]
+    assert caplog.messages == ["1 of 1 texts are too long and were cut; give them in parts"]
 
 
 # -- legal sequences ---------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ SCHEMES = {
     "BMES": ("B-X", "M-X", "E-X", "S-X"),
     "BILOU": ("O", "B-X", "I-X", "L-X", "U-X"),
 }
-# Legal neighbours by the letters of the scheme, as regular expressions over a whole sentence of one type.
+# Valid tag sequences of one sentence and one entity type, as regular expressions over the prefix letters.
 GRAMMAR = {
     "BIO": "(O|BI*)*",
     "BIOES": "(O|S|BI*E)*",
@@ -174,7 +174,7 @@ GRAMMAR = {
 
 
 def is_legal(scheme: str, tags: Sequence[str]) -> bool:
-    """Check a sequence against the grammar of its scheme; an entity has one type throughout."""
+    """Return whether a sequence matches the grammar of its scheme; an entity has one type throughout."""
     if not re.fullmatch(GRAMMAR[scheme], "".join(tag[0] for tag in tags)):
         return False
     return all(one[1:] == two[1:] for one, two in pairwise(tags) if two[0] in "IMEL")
@@ -244,7 +244,7 @@ def test_scores_of_what_it_says(tagger: Model, tmp_path: Path) -> None:
     said = [told(row) for row in word_logits(tagger, read_words(tagger.tokenizer, sentences))]
     gold = make_examples(tmp_path / "gold.txt", sentences, said)
     evaluation = evaluate_tags(tagger, gold, ())
-    # A tag that goes on from nothing is a beginning to those who read it; the entities are the same.
+    # An I tag without a preceding tag counts as a beginning, so the entities are the same.
     assert {name: value for name, value in evaluation.metrics.items() if name != "accuracy"} == {
         "f1": 1.0,
         "precision": 1.0,

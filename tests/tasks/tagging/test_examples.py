@@ -41,7 +41,7 @@ from cloze.text import SPECIAL, Tokenizer
 LETTERS = [chr(ord("a") + number) for number in range(26)]
 TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS)], lowercase=True)
 
-# CoNLL's way to mark: B only where an entity of the same type ends right before.
+# CoNLL's scheme: B only where an entity directly follows another of the same type.
 IOB1 = "EU I-ORG\nsays O\n\nPeter I-PER\nAnn B-PER\nBonn I-LOC\nlikes O\nUS I-ORG\n"
 
 
@@ -100,7 +100,7 @@ def test_labels_of_entities_are_complete() -> None:
     assert find_tags([["B-X", "O"]]).names == ("B-X", "I-X", "O")
     assert find_tags([["S-X"]]).names == ("B-X", "E-X", "I-X", "O", "S-X")
     assert find_tags([["B-X", "E-X"]]).names == ("B-X", "E-X", "I-X", "O", "S-X")
-    # Schemes in which no entity ends in E, or a single word is B: decoding must not ask for what no row has.
+    # Schemes without E or with single-word B: decoding must not require tags that no row has.
     assert find_tags([["S-X", "B-X", "I-X"]]).names == ("B-X", "I-X", "O", "S-X")
     assert find_tags([["B-X", "E-X", "B-X"]]).names == ("B-X", "E-X", "I-X", "O")
 
@@ -110,7 +110,7 @@ def test_a_tag_without_prefix_among_entities(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read(path)
     assert str(caught.value) == (
-        f"{path}:4: tag 'PER' is neither O nor a type behind a prefix, as the others are; expected one such as B-PER"
+        f"{path}:4: tag 'PER' is neither O nor a prefix with a type, as the others are; expected one such as B-PER"
     )
     examples = read(path, on_bad_row="skip")
     assert (examples.words, examples.skipped) == ([["x"]], 1)
@@ -129,7 +129,7 @@ def test_a_tag_that_training_lacks(tmp_path: Path) -> None:
 
 
 def chunks(sentence: Sequence[str]) -> set[tuple[str, int, int]]:
-    """The definition of CoNLL's script, in its own way: a machine over (before, now)."""
+    """The definition in CoNLL's script, reimplemented as a state machine over (previous, current)."""
     found, start = set(), None
     padded = ["O", *sentence, "O"]
     for place in range(1, len(padded)):
@@ -154,7 +154,7 @@ def defined(expected: Sequence[Sequence[str]], told: Sequence[Sequence[str]]) ->
 
 @pytest.mark.parametrize("seed", range(60))
 def test_scores_are_those_of_the_definition(seed: int) -> None:
-    """Random tags are mostly invalid: I after O, types that change midway, E alone."""
+    """Scores follow CoNLL's definition on random tags, which are mostly invalid: I after O, type changes, lone E."""
     draw = random.Random(seed)
     prefixes = "BI" if seed % 2 else "BIES"
     names = ["O", *(f"{prefix}-{kind}" for prefix in prefixes for kind in "XY")]
@@ -220,7 +220,7 @@ def test_published_folders_that_are_not_there(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{tmp_path} has no eng.testa or valid.txt or dev.txt (nor one of them compressed); check the folder"
     )
-    with pytest.raises(DataError, match=r"nowhere is not a folder; expected one with eng.train or train.txt in it"):
+    with pytest.raises(DataError, match=r"nowhere is not a folder; expected one that contains eng.train or train.txt"):
         read_published_tags(CONLL, Source("conll", tmp_path / "nowhere"), "train", None)
     with pytest.raises(ConfigError, match="conll has no split 'test2'; did you mean 'test'"):
         read_published_tags(CONLL, Source("conll", tmp_path), "test2", None)
@@ -256,7 +256,7 @@ def test_sentences_in_csv_have_spaces_between_words(tmp_path: Path) -> None:
 
 def test_columns_of_a_word_a_line_have_no_names(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "word\tpos\nAnn\tNN\n")
-    complaint = r"^label is 'pos', but .*a\.tsv is read as a word a line, whose columns have no names; give a number"
+    complaint = r"^label is 'pos', but .*a\.tsv has one word per line and columns without names; give a number"
     with pytest.raises(ConfigError, match=complaint):
         read_task(Source("tag", path, label="pos"))
     with pytest.raises(ConfigError, match=r"^text is '0', but .*give a number, 1 for the first or -1 for the last"):
@@ -276,7 +276,7 @@ A_LIST = 'expected a list such as ["a", "b"]: name it by text (--text) or label 
 MISTAKES = {
     '{"words": ["a", "b"], "tags": ["O"]}': "2 words in 'words', but 1 tags in 'tags'; give one each",
     '{"words": "a b", "tags": ["O"]}': f"'words' is 'a b'; {A_LIST}",
-    '{"words": ["a"]}': f"'tags' is not there; {A_LIST}",
+    '{"words": ["a"]}': f"'tags' is missing; {A_LIST}",
     '{"words": [], "tags": []}': f"'words' is []; {A_LIST}",
     '{"words": ["a", " "], "tags": ["O", "O"]}': "item 2 of 'words' is ' '; expected a text",
     '{"words": ["a"], "tags": [null]}': "item 1 of 'tags' is None; expected a text",
@@ -299,7 +299,7 @@ def test_bad_lists(tmp_path: Path, line: str) -> None:
 
 
 def test_lists_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no rows in it; expected one"):
+    with pytest.raises(DataError, match="no rows; expected some"):
         read(write(tmp_path / "a.jsonl", "\n"))
 
 
@@ -320,7 +320,7 @@ def test_documents_and_selections(tmp_path: Path) -> None:
     chosen = examples.select([3, 0, 2])
     assert (chosen.words, chosen.places[1], len(chosen)) == ([["e"], ["a", "b"], ["d"]], examples.places[0], 3)
     assert tags(chosen) == [["O"], ["B-X", "O"], ["O"]]
-    # What stood between two sentences is not there any more, and they are no neighbours.
+    # The sentence between two others is no longer there, so they are not neighbours.
     assert group_neighbours(examples.select([0, 2, 3]).order) == [[0], [1], [2]]
 
 
@@ -331,7 +331,7 @@ def test_a_file_without_documents_is_one_and_told_once(tmp_path: Path, caplog: p
         assert caplog.messages == []
         tag_items(examples, TOKENIZER, context=True)
         tag_items(examples, TOKENIZER, context=True)
-    assert caplog.messages == [f"{examples.path} has no -DOCSTART- lines: all of it is taken as one document"]
+    assert caplog.messages == [f"{examples.path} has no -DOCSTART- lines: all of it is treated as one document"]
 
 
 # -- sequences ---------------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def make_sentences(draw: random.Random, count: int, longest: int) -> list[list[s
 
 @pytest.mark.parametrize("seed", range(80))
 def test_no_word_is_lost_or_told_twice(seed: int) -> None:
-    """Whatever the lengths, the room, the step and the groups: every word at its own first token, once, in order."""
+    """Every word is predicted exactly once and in order, for any lengths, window size, stride and grouping."""
     draw = random.Random(seed)
     sentences = make_sentences(draw, draw.randint(1, 12), draw.choice((3, 20, 90)))
     tokenizer = TOKENIZER.with_max_length(draw.choice((3, 4, 7, 16, 64)))
@@ -402,14 +402,17 @@ def test_a_word_is_told_where_it_has_most_context(seed: int) -> None:
 
 
 def test_a_window_serves_every_sentence_that_it_holds() -> None:
-    """Eight tokens of room: sentences of 3, 3, 3 and 12 tokens, and one of 2 in the same document; then one alone."""
+    """Eight-token windows serve every sentence that fits, with context from the same document only.
+
+    The first document has sentences of 3, 3, 3, 12 and 2 tokens, the second a single one.
+    """
     sentences = [[[letter]] * count for letter, count in zip(range(5, 11), (3, 3, 3, 12, 2, 1), strict=True)]
     groups = [[0, 1, 2, 3, 4], [5]]
     windows = tag_windows(TOKENIZER.with_max_length(10), sentences, groups)
     told = [([served.row for served in window.served], window.encoding.ids[1:-1]) for window in windows]
     a, b, c, d, e, f = range(5, 11)
-    assert told[0] == ([0, 1], [a] * 3 + [b] * 3 + [c] * 2), "the room that is left goes to what follows"
-    assert told[1] == ([2], [b] * 2 + [c] * 3 + [d] * 3), "and to what comes before"
-    assert all(rows == [3] and set(ids) == {d} for rows, ids in told[2:-2]), "a long one has windows of its own"
-    assert told[-2] == ([4], [d] * 6 + [e] * 2), "at the end, all of it goes to what comes before"
-    assert told[-1] == ([5], [f]), "nothing comes from another document"
+    assert told[0] == ([0, 1], [a] * 3 + [b] * 3 + [c] * 2), "the remaining space is filled with the following text"
+    assert told[1] == ([2], [b] * 2 + [c] * 3 + [d] * 3), "and with the preceding text"
+    assert all(rows == [3] and set(ids) == {d} for rows, ids in told[2:-2]), "a long sentence has separate windows"
+    assert told[-2] == ([4], [d] * 6 + [e] * 2), "at the end, it is filled with the preceding text only"
+    assert told[-1] == ([5], [f]), "no text comes from another document"

@@ -1,4 +1,4 @@
-"""How a vocabulary fares on a text: against a plain count, and its forecast against what comes true."""
+"""Vocabulary coverage of a text: compared with a plain count, and its forecast compared with the result."""
 
 import random
 from collections import Counter
@@ -21,7 +21,7 @@ PLAIN = Tokenizer.from_vocabulary(PIECES, lowercase=True)
 
 
 def slow_count(texts: list[str], tokenizer: Tokenizer) -> tuple[int, int, Counter[str]]:
-    """Words, tokens and rungs, text by text."""
+    """Count words, tokens and rungs, text by text."""
     words = [word for text in texts for word in tokenizer.words(tokenizer(text, max_length=10**6), text)]
     return len(words), sum(len(word.ids) for word in words), Counter(word.rung for word in words)
 
@@ -68,7 +68,7 @@ def test_counts_and_forecasts_with_rungs_on(seed: int, characters: bool) -> None
         assert after.words == found.words
 
 
-def test_what_is_worth_adding() -> None:
+def test_candidates_worth_adding() -> None:
     text = "covid COVID cats cats cats sars sars 19 19 19 19 鼠 鼠 ☃☃ ☃☃ the cat sat ."
     found = measure_coverage([text, ""], PLAIN, minimum=2)
     assert found.candidates == [
@@ -100,11 +100,11 @@ def test_lines_without_end_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) ->
     sizes = []
     encode = Tokenizer.encode_pieces
 
-    def watched(tokenizer: Tokenizer, texts: list[str]) -> object:
+    def recording(tokenizer: Tokenizer, texts: list[str]) -> object:
         sizes.append(sum(map(len, texts)))
         return encode(tokenizer, texts)
 
-    monkeypatch.setattr(Tokenizer, "encode_pieces", watched)
+    monkeypatch.setattr(Tokenizer, "encode_pieces", recording)
     monkeypatch.setattr(coverage, "_BATCH_CHARACTERS", MAX_WINDOW)
     assert measure_coverage([text], PLAIN) == expected
     assert max(sizes) <= 2 * MAX_WINDOW
@@ -112,23 +112,23 @@ def test_lines_without_end_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_ideographs_that_are_no_words_of_their_own_are_not_cut(before: int) -> None:
-    """Wherever the end of what is read at once falls: on a letter, an ideograph or a space."""
+    """A block may end at a letter, an ideograph or a space without splitting a word."""
     together = Tokenizer.from_vocabulary([*SPECIAL, "a", "##北"], lowercase=True, chinese=False)
     found = measure_coverage(["a " * before + "a北 " * (MAX_WINDOW // 2)], together)
     assert found.rungs == dict.fromkeys(RUNGS, 0) | {"word": before, "pieces": MAX_WINDOW // 2}
 
 
-def test_progress_is_told() -> None:
-    told: list[tuple[str, int]] = []
+def test_progress_is_reported() -> None:
+    progress_calls: list[tuple[str, int]] = []
 
     class Listener:
         def say(self, text: str) -> None: ...
 
         def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
-            told.append((stage, done))
+            progress_calls.append((stage, done))
 
     measure_coverage(["the cat"] * 3, PLAIN, progress=Listener())
-    assert told == [("characters read", 21)]
+    assert progress_calls == [("characters read", 21)]
 
 
 def test_published_vocabulary(minilm: Tokenizer, minilm_folder: Path) -> None:
@@ -151,9 +151,9 @@ def test_note_on_a_vocabulary_that_does_not_fit() -> None:
 def test_note_on_a_script_within_other_text() -> None:
     plain = "the cat sat . " * 10
     assert "lacks most Chinese characters" in (unknown_note(PLAIN, [plain + "天"]) or "")
-    # Of this script, the vocabulary has most.
+    # The vocabulary has most characters of this script.
     assert unknown_note(PLAIN, [plain + "北 北 天"]) is None
-    # Signs are of no script, and so few of them are no reason to warn.
+    # Symbols belong to no script, and a few of them are no reason for a warning.
     assert unknown_note(PLAIN, [plain + "☃"]) is None
     assert "7.0% of the tokens are [UNK], which the model cannot tell apart (☃):" in (
         unknown_note(PLAIN, [plain + "☃ ☃ ☃"]) or ""

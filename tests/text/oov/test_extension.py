@@ -1,4 +1,4 @@
-"""A tokenizer that learns words: where they go, what they start from, and what is refused."""
+"""Vocabulary extension: ids of added words, their initial vectors, and rejected input."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def ids(*pieces: str, tokenizer: Tokenizer = PLAIN) -> tuple[int, ...]:
 
 def test_unused_entries_first() -> None:
     done = learn(PLAIN, "covid", "sars", "run", "Covid", "mers", "ebola", "zika")
-    # By their place, not by their number; the rest behind the last.
+    # Unused entries are taken in order of their position; further words follow the last entry.
     assert [done.tokenizer.id(word) for word in ("covid", "sars", "mers", "ebola", "zika")] == [1, 6, 7, 21, 22]
     assert (done.tokenizer.size, done.known) == (23, ("run",))
     assert list(done.added) == [1, 6, 7, 21, 22]
@@ -48,7 +48,7 @@ def test_words_start_from_what_they_were() -> None:
         ids("co", "##vid"),
         ids("co", "##vid", "##s"),
         ids("co", "##vid", "-", "19"),
-        ids("co"),  # "e", without its accent, is no piece here
+        ids("co"),  # "e" without its accent is not a piece here
         (PLAIN.unknown_id,),
         ids("a", "##b"),
     ]
@@ -88,7 +88,7 @@ def test_entities_do_not_read_each_other() -> None:
     second = extended(first, entities=[("city", "town"), ("gotham", "new york")])
     assert [entity.surface for entity in second.settings.ladder.entities] == ["new york", "big apple", "city", "gotham"]
     assert rungs(second, "new york, city gotham")[2:] == [("city", "entity", "town"), ("gotham", "entity", "new york")]
-    # Two surfaces that an old map reads alike are still two.
+    # Two surfaces with the same replacement remain separate entities.
     third = extended(first, entities=[("new york", "town"), ("big apple", "a")])
     assert [entity.words for entity in third.settings.ladder.entities] == ["town", "a"]
 
@@ -110,11 +110,11 @@ def test_same_entity_twice_is_one() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("\u200b", r"^list:2: '\\u200b' has no character that a text could have$"),
-        ("##s", r"^list:2: '##s' begins with ##, as pieces inside a word do; give whole words$"),
-        ("[MASK]", r"^list:2: '\[MASK\]' is an entry with a meaning of its own; give words of a text$"),
-        ("[unused3]", r"^list:2: '\[unused3\]' is an entry with a meaning of its own"),
-        ("[UNUSED3]", r"^list:2: '\[UNUSED3\]' is an entry with a meaning of its own"),
+        ("\u200b", r"^list:2: '\\u200b' consists of characters that the tokenizer removes; use other words$"),
+        ("##s", r"^list:2: '##s' begins with ##, like pieces inside a word; use whole words$"),
+        ("[MASK]", r"^list:2: '\[MASK\]' is a special or reserved entry; use ordinary words$"),
+        ("[unused3]", r"^list:2: '\[unused3\]' is a special or reserved entry"),
+        ("[UNUSED3]", r"^list:2: '\[UNUSED3\]' is a special or reserved entry"),
         ("x" * 101, r"^list:2: 'x{50}' has 101 characters; at most 100 were expected$"),
     ],
 )
@@ -126,10 +126,13 @@ def test_refused_words(word: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([("\u200b", "city")], r"^map:1: '\\u200b' has no character that a text could have$"),
-        ([("x", "☃")], r"^map:1: '☃' is not spelled by this vocabulary; give words that it knows$"),
-        ([("x", "city ☃")], r"^map:1: 'city ☃' is not spelled by this vocabulary"),
-        ([("x", "\u200b")], r"^map:1: '\\u200b' is not spelled by this vocabulary"),
+        (
+            [("\u200b", "city")],
+            r"^map:1: '\\u200b' consists of characters that the tokenizer removes; use another surface",
+        ),
+        ([("x", "☃")], r"^map:1: '☃' is not in this vocabulary; use known words$"),
+        ([("x", "city ☃")], r"^map:1: 'city ☃' is not in this vocabulary"),
+        ([("x", "\u200b")], r"^map:1: '\\u200b' is not in this vocabulary"),
         (
             [("New York", "city"), ("a", "b"), ("new york", "town")],
             r"^map:3: 'new york' stands for 'town' here, and for 'city' in map:1; keep one of them$",

@@ -1,4 +1,4 @@
-"""The ladder as a whole: what it leaves alone, which rung each word stands on, and that all ways give the same ids."""
+"""All rungs together: what they leave unchanged, the rung of each word, and consistent ids from all methods."""
 
 import pickle
 import random
@@ -41,12 +41,12 @@ def check_offsets(text: str, encoding: Encoding, words: list[Word]) -> None:
 
 
 @pytest.mark.parametrize("name", ["uncased", "cased"])
-def test_what_is_off_changes_nothing(name: str, request: pytest.FixtureRequest) -> None:
+def test_unmatched_entries_change_nothing(name: str, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(name)
     texts = [*strings(400, seed=31), *wild_strings(200, seed=32)]
     expected = tokenizer.encode_batch(texts, max_length=9999)
     assert all(encoding.marks is None for encoding in expected)
-    # A word that no text has: every step is taken, and nothing may come of it.
+    # With entries that occur in no text, every step runs and nothing may change.
     waiting = extended(tokenizer, words=["qqqqzzzz"], entities=[("zzzz qqqq", "a")])
     assert waiting.encode_ids(texts) == tokenizer.encode_ids(texts)
     for old, new in zip(expected, waiting.encode_batch(texts, max_length=9999), strict=True):
@@ -54,7 +54,7 @@ def test_what_is_off_changes_nothing(name: str, request: pytest.FixtureRequest) 
 
 
 @pytest.mark.parametrize("name", ["uncased", "cased"])
-def test_known_words_stay_what_they_are(name: str, request: pytest.FixtureRequest) -> None:
+def test_known_words_are_unchanged(name: str, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(name)
     climbing = extended(tokenizer, characters=True, look_alikes=True)
     texts = strings(500, seed=33)
@@ -114,7 +114,7 @@ def test_unknown_neighbours_stay_two_words() -> None:
         ("☃☃", "unknown", "[UNK]"),
     ]
     assert [text for text, _, _ in rungs(ALL, "new york new york")] == ["new york", "new york"]
-    # The second starts with a piece that goes on inside a word, being known in no other form.
+    # The second word starts with a continuation piece, because its character is known in no other form.
     only = extended(Tokenizer.from_vocabulary([*SPECIAL, "a", "##é"], lowercase=False), characters=True)
     assert rungs(only, "aaaé é éa") == [
         ("aaaé", "characters", "a a a ##é"),
@@ -131,12 +131,12 @@ def test_added_words_match_whole_only() -> None:
         (".", "unknown", "[UNK]"),
         ("BEAD", "added", "bead"),
     ]
-    # Greedy as the engine is, it would take "bead" and then know no way on.
+    # A greedy match of "bead" would leave a rest that cannot be spelled.
     narrow = Tokenizer.from_vocabulary([*SPECIAL, "be", "##adx"], lowercase=True)
     assert extended(narrow, words=["bead"])("beadx", special=False).tokens == ["be", "##adx"]
 
 
-def test_words_long_by_what_is_deleted_are_split_as_before() -> None:
+def test_words_long_by_deleted_marks_are_split_as_before() -> None:
     text = "bead" + "\u0301" * 2000 + "ed"
     assert ALL(text, special=False).ids == SMALL(text, special=False).ids == ALL.encode_ids([text])[0]
 
@@ -144,7 +144,7 @@ def test_words_long_by_what_is_deleted_are_split_as_before() -> None:
 @pytest.mark.parametrize("characters", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_ladder_is_the_plain_one(seed: int, characters: bool) -> None:
-    """Against the same rules written plainly, in vocabularies where nearly every word needs them."""
+    """The rungs equal the plain implementation, in vocabularies where nearly every word needs them."""
     source = random.Random(seed)
     tokenizer = drawn_ladder(source, drawn_tokenizer(source), characters=characters)
     ladder = tokenizer.settings.ladder
@@ -159,7 +159,7 @@ def test_ladder_is_the_plain_one(seed: int, characters: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_nothing_matches_inside_a_longer_word(seed: int) -> None:
-    """A text without added words, entities and unknown words has the ids that it always had."""
+    """A text without added words, entities and unknown words has unchanged ids."""
     source = random.Random(100 + seed)
     tokenizer = drawn_ladder(source, drawn_tokenizer(source), characters=True)
     before, ladder = plain(tokenizer), tokenizer.settings.ladder
@@ -180,7 +180,7 @@ def test_nothing_matches_inside_a_longer_word(seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["uncased", "cased"])
 def test_two_ways_on_all_kinds_of_text(name: str, request: pytest.FixtureRequest) -> None:
-    """Ids alone, and ids with offsets, come from two pieces of code."""
+    """Ids alone and ids with offsets are computed by different code and must agree."""
     tokenizer: Tokenizer = request.getfixturevalue(name)
     texts = [*strings(500, seed=41), *wild_strings(400, seed=42), ENGLISH, CHINESE, MIXED]
     seen = [word.text for text in texts for word in tokenizer.words(tokenizer(text), text)]
@@ -203,7 +203,7 @@ def test_two_ways_on_all_kinds_of_text(name: str, request: pytest.FixtureRequest
     assert found == set(RUNGS)
 
 
-def test_batches_are_what_texts_are_alone() -> None:
+def test_batches_equal_single_texts() -> None:
     texts = ["a☃ new york", "bead", "", "ab-1 ☃"]
     for text, encoding in zip(texts, ALL.encode_batch(texts), strict=True):
         alone = ALL(text)
@@ -242,7 +242,7 @@ def test_blanks_among_rungs() -> None:
 
 
 @pytest.mark.parametrize("unit", ["new york ", "new york a☃ ", "bead beads ", "the new york-", "b" * 101 + " "])
-def test_long_texts_are_read_as_far_as_needed(unit: str) -> None:
+def test_long_texts_are_processed_as_far_as_needed(unit: str) -> None:
     text = unit * (66_000 // len(unit))
     full = ALL.encode_ids([text])[0]
     assert full == ALL.encode_ids([unit])[0] * (66_000 // len(unit))
@@ -258,7 +258,7 @@ def test_long_texts_are_read_as_far_as_needed(unit: str) -> None:
 @pytest.mark.parametrize("phrase", ["new york", "fab cab dad"])
 @pytest.mark.parametrize("size", [8192, MAX_WINDOW])
 def test_phrases_reach_over_windows(letter: str, phrase: str, size: int) -> None:
-    """Wherever the cut is: before, inside or after the phrase, and whichever token is the last that fits."""
+    """A phrase is found wherever a window ends: before, inside or after it, and at any maximum length."""
     rest = f"{letter}{' ' * 62}" * (size // 63)
     for place in (size - 12, size - 9, size - 6, size - 4, size - 1, size):
         start = rest.ljust(place)[:place]
@@ -270,8 +270,8 @@ def test_phrases_reach_over_windows(letter: str, phrase: str, size: int) -> None
             assert ALL(text, special=False, max_length=length).ids == [*before, *city][:length]
 
 
-def test_nothing_is_lost_silently_however_much_entities_shrink() -> None:
-    """A text whose first windows shrink below the limit is read on, and one that fits says so."""
+def test_no_token_is_lost_silently_when_entities_shrink_a_text() -> None:
+    """If entities shrink the first windows below the limit, further text is encoded, and no token is lost silently."""
     text = "new york " * 3000
     encoding = ALL(text, special=False, max_length=3000)
     assert (len(encoding.ids), encoding.dropped) == (3000, 0)

@@ -1,4 +1,4 @@
-"""Rung 4: runs of words that become others."""
+"""Rung 4: word sequences that are replaced by others."""
 
 import random
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ CASED = Tokenizer.from_vocabulary([*SPECIAL, *WORDS, *CAPITALS], lowercase=False
 
 
 def replaced(entities: Sequence[tuple[str, ...]], text: str, tokenizer: Tokenizer = UNCASED) -> str:
-    """The text's tokens, each with what it points to where that is something else."""
+    """Return the text's tokens, each with its surface if it was replaced."""
     encoding = extended(tokenizer, entities=entities)(text, special=False)
     places = zip(encoding.tokens, encoding.offsets, strict=True)
     return " ".join(
@@ -71,7 +71,7 @@ def test_longest_first(text: str, expected: str) -> None:
     assert replaced(entities[::-1], text) == expected
 
 
-def test_case_counts_where_the_model_counts_it() -> None:
+def test_case_matters_in_cased_models() -> None:
     entities = [("New York", "town")]
     assert replaced(entities, "New York, new york", CASED) == "town<New York> , new york"
     assert replaced(entities, "New York, NEW YORK") == "town<New York> , town<NEW YORK>"
@@ -89,8 +89,8 @@ def test_chinese_phrases() -> None:
     assert replaced(entities, "北京的大学,北京大学北京大") == "大<北京> 的 北<大学> , 学<北京大学> 大<北京> 大"
 
 
-def test_surfaces_that_the_vocabulary_does_not_know() -> None:
-    """Where ids do not tell one from another, the words do."""
+def test_surfaces_unknown_to_the_vocabulary() -> None:
+    """Surfaces with identical ids (unknown words) are distinguished by their words."""
     entities = [("☃ man", "town"), ("☃", "city"), ("zürich", "state"), ("new ☃", "big town")]
     text = "☃ man ☃ ☀ Zürich zurich zuerich new ☃ new ☀"
     assert replaced(entities, text) == (
@@ -100,22 +100,22 @@ def test_surfaces_that_the_vocabulary_does_not_know() -> None:
     assert tokenizer.encode_ids([text]) == [tokenizer(text, special=False).ids]
 
 
-def test_many_unknown_surfaces_are_one_look_each() -> None:
-    """Thousands of names in a script that a vocabulary lacks have the same id, and must not be tried one by one."""
-    asked = []
+def test_many_unknown_surfaces_need_one_lookup_each() -> None:
+    """Thousands of surfaces in an unknown script share an id and are looked up once, not one by one."""
+    lookups = []
 
     def words_at(start: int, stop: int) -> tuple[str, ...]:
-        asked.append((start, stop))
+        lookups.append((start, stop))
         return ("name999",)
 
     phrases = PhraseMatcher([Phrase((1,), (number,), Mark("entity"), (f"name{number}",)) for number in range(1000)])
     (match,) = phrases.find([1], phrases.candidate_starts([[1]])[0], lambda _: True, words_at)
     assert match.replacement == (999,)
-    assert asked == [(0, 1)]
+    assert lookups == [(0, 1)]
 
 
 def test_phrases_begin_and_end_with_words() -> None:
-    # Known inside words alone, the surface is spelled as the end of another word is.
+    # If the surface is only known as a continuation piece, it matches only as a whole word.
     inside = Tokenizer.from_vocabulary([*SPECIAL, "caf", "##é", "new", "york", "cat", "##z", "a"], lowercase=False)
     tokenizer = extended(inside, entities=[("é", "cat"), ("new york", "cat"), ("☃", "new")], characters=True)
     assert rungs(tokenizer, "café é new york z a☃ ☃") == [
@@ -130,14 +130,14 @@ def test_phrases_begin_and_end_with_words() -> None:
 
 
 def test_phrase_at_the_very_end() -> None:
-    """What is left of a text may be the beginning of a longer phrase, and another phrase."""
+    """The end of a text may be the start of a longer phrase and a shorter phrase itself."""
     entities = [("york", "a"), ("york new big town", "c"), ("york new", "s")]
     assert replaced(entities, "york new big") == "s<york new> big"
     assert replaced(entities, "york new") == "s<york new>"
     assert replaced(entities, "we york") == "we a<york>"
 
 
-def test_types_are_told() -> None:
+def test_types_are_returned() -> None:
     text = "new york, the u.s."
     tokenizer = extended(UNCASED, entities=[("new york", "town", "place"), ("u.s.", "state")])
     words = tokenizer.words(tokenizer(text), text)
@@ -162,7 +162,7 @@ def test_added_words_of_several() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_thousands_of_phrases_find_what_one_by_one_finds(seed: int) -> None:
+def test_many_phrases_match_like_single_ones(seed: int) -> None:
     source = random.Random(seed)
     made = {tuple(source.choices(range(6), k=source.randint(1, 5))) for _ in range(300)}
     phrases = PhraseMatcher([Phrase(ids, (99,), Mark("entity")) for ids in sorted(made)])

@@ -1,4 +1,4 @@
-"""Rungs 2 and 5: words that would be [UNK], by their characters and by the other forms of these."""
+"""Rungs 2 and 5: words that would be [UNK] are spelled by characters, or by variants of these."""
 
 import pytest
 
@@ -29,11 +29,11 @@ def spelled(
         ("🎈and", [("🎈and", "unknown", "[UNK] ##a ##nd")]),
         ("and🎈🎈s", [("and🎈🎈s", "unknown", "a ##nd [UNK] ##s")]),
         ("🎈", [("🎈", "unknown", "[UNK]")]),
-        ("w", [("w", "characters", "##w")]),  # known with ## only
-        ("a3", [("a3", "characters", "a 3")]),  # known without ## only
+        ("w", [("w", "characters", "##w")]),  # known only with ##
+        ("a3", [("a3", "characters", "a 3")]),  # known only without ##
         ("3a", [("3a", "pieces", "3 ##a")]),
         ("wa3w", [("wa3w", "characters", "##w ##a 3 ##w")]),
-        ("ａ", [("ａ", "unknown", "[UNK]")]),  # look-alikes are off
+        ("ａ", [("ａ", "unknown", "[UNK]")]),  # look-alikes are disabled
     ],
 )
 def test_characters(text: str, expected: list[tuple[str, str, str]]) -> None:
@@ -50,7 +50,7 @@ def test_characters(text: str, expected: list[tuple[str, str, str]]) -> None:
         ("ﬁne", "f ##i ##n ##e"),
         ("㈱", "( 株 )"),
         ("⑴", "( 1 )"),
-        ("電", "[UNK]"),  # nobody has said what to read for it
+        ("電", "[UNK]"),  # no replacement is defined
         ("\u2010", "-"),
         ("\u2019", "'"),
         ("\u2026", ". . ."),
@@ -66,9 +66,9 @@ def test_other_forms(text: str, tokens: str) -> None:
     [
         ("é", "é"),
         ("fé", "f ##é"),
-        ("e\u0301", "é"),  # composed, as the vocabulary has it
+        ("e\u0301", "é"),  # composed, as in the vocabulary
         ("fe\u0301e", "f ##é ##e"),
-        ("ñu", "n ##u"),  # without the accent, as the vocabulary lacks it
+        ("ñu", "n ##u"),  # without the accent, which the vocabulary lacks
         ("n\u0303u", "n ##u"),
         ("u\u0302\u0323a", "u ##a"),
         ("s\u0301tone", "stone"),
@@ -90,7 +90,7 @@ def test_accents_keep_their_places() -> None:
     assert tokenizer(text, special=False).offsets == [(0, 1), (1, 2), (2, 4), (4, 5), (6, 8), (8, 9)]
 
 
-def test_similar_characters_are_read_where_the_own_ones_are_unknown() -> None:
+def test_similar_characters_replace_unknown_ones() -> None:
     tokenizer = extended(UNCASED, similar=SIMILAR)
     assert rungs(tokenizer, "發電髮 发 € Ж") == [
         ("發", "look-alike", "发"),
@@ -104,7 +104,7 @@ def test_similar_characters_are_read_where_the_own_ones_are_unknown() -> None:
     assert rungs(extended(known, similar=SIMILAR), "發") == [("發", "word", "發")]
 
 
-def test_one_unknown_character_gives_a_word_up_where_characters_are_off() -> None:
+def test_one_unknown_character_makes_a_word_unknown_without_characters() -> None:
     assert spelled(UNCASED, "ｓｔｏｎｅ☃", look_alikes=True) == [("ｓｔｏｎｅ☃", "unknown", "[UNK]")]
     assert spelled(UNCASED, "⑴☃", look_alikes=True) == [("⑴☃", "unknown", "[UNK]")]
     both = spelled(UNCASED, "ｓｔｏｎｅ☃", look_alikes=True, characters=True)
@@ -142,8 +142,8 @@ def test_long_words(length: int) -> None:
     assert tokenizer(text, special=False).offsets[-1][1] == 2 + length
 
 
-def test_words_are_remembered_alike() -> None:
-    """The second time a word comes from memory, at its own place."""
+def test_cached_words_have_the_same_tokens() -> None:
+    """A word from the cache has the same tokens, at its own position."""
     tokenizer = extended(CASED, characters=True)
     first, second = tokenizer("a😀 a😀", special=False), tokenizer("b a😀", special=False)
     assert first.offsets == [(0, 1), (1, 2), (3, 4), (4, 5)]

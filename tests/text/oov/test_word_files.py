@@ -1,4 +1,4 @@
-"""Files of words, entities and similar characters: what is read, and every complaint with its line."""
+"""Files of words, entities and similar characters: accepted formats, and errors with line numbers."""
 
 import gzip
 import re
@@ -64,12 +64,12 @@ WORDS, ENTITIES, SIMILAR = read_word_list, read_entities, read_similar_character
 @pytest.mark.parametrize(
     ("read", "name", "content", "message"),
     [
-        (WORDS, "w.txt", b"\n \n", r"w.txt: no word in it; expected a word a line$"),
-        (WORDS, "w.txt", b"word\tcount\n", r"w.txt: no word in it; expected a word a line$"),
+        (WORDS, "w.txt", b"\n \n", r"w.txt: no word in it; expected a word per line$"),
+        (WORDS, "w.txt", b"word\tcount\n", r"w.txt: no word in it; expected a word per line$"),
         (WORDS, "w.txt", b"", r"w.txt is empty"),
         (WORDS, "w.txt", b"a\n\xff\n", r"w.txt:2: byte 1 \(0xff\) is not UTF-8"),
         (WORDS, "w.txt", b"a\nb\x00\n", r"w.txt:2: a NUL character at byte 2"),
-        (ENTITIES, "m.tsv", b"\n", r"m.tsv: no entity in it; expected a surface form, a tab and words a line$"),
+        (ENTITIES, "m.tsv", b"\n", r"m.tsv: no entity in it; expected a surface form, a tab and words per line$"),
         (ENTITIES, "m.tsv", b"surface\twords\n", r"m.tsv: no entity in it"),
         (
             ENTITIES,
@@ -80,7 +80,7 @@ WORDS, ENTITIES, SIMILAR = read_word_list, read_entities, read_similar_character
         (ENTITIES, "m.tsv", b"x\t\n", r"m.tsv:1: 'x\\t' has 2 fields; expected"),
         (ENTITIES, "m.tsv", b"\tcat\n", r"m.tsv:1: '\\tcat' has 2 fields; expected"),
         (ENTITIES, "m.tsv", b"a\tb\tc\td\n", r"m.tsv:1: 'a\\tb\\tc\\td' has 4 fields; expected"),
-        (ENTITIES, "m.jsonl", b"{\n", r"m.jsonl:1: not JSON \(.*\); expected an object a line$"),
+        (ENTITIES, "m.jsonl", b"{\n", r"m.jsonl:1: not JSON \(.*\); expected an object per line$"),
         (ENTITIES, "m.jsonl", b"[" * 100_000, r"m.jsonl:1: not JSON"),
         (ENTITIES, "m.jsonl", b'\n["x"]\n', r"m.jsonl:2: '\[\"x\"\]'; expected {\"surface\": .*the type optional$"),
         (ENTITIES, "m.jsonl", b'{"surface": "x", "word": "y"}', r"m.jsonl:1: .*; expected {"),
@@ -99,13 +99,13 @@ WORDS, ENTITIES, SIMILAR = read_word_list, read_entities, read_similar_character
             SIMILAR,
             "s.tsv",
             b"\n",
-            r"s.tsv: no character in it; expected a character, a tab, and what to read for it a ",
+            r"s.tsv: no character in it; expected a character, a tab, and its replacement per ",
         ),
         (
             SIMILAR,
             "s.tsv",
             b"a\tb\nab\tc\n",
-            r"s.tsv:2: 'ab\\tc'; expected one character, a tab, and what to read for it$",
+            r"s.tsv:2: 'ab\\tc'; expected one character, a tab, and its replacement$",
         ),
         (SIMILAR, "s.tsv", b"a b\n", r"s.tsv:1: 'a b'; expected one character"),
         (SIMILAR, "s.tsv", b"a\t\n", r"s.tsv:1: 'a\\t'; expected one character"),

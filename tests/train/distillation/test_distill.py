@@ -1,4 +1,4 @@
-"""A smaller model that learns from a larger one: students, runs, reports, rows without labels."""
+"""Distillation: students, runs, reports, and rows without labels."""
 
 import json
 from dataclasses import replace
@@ -11,11 +11,13 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer, BertForSequenceClassification
 
-from cloze.checkpoint import ModelFolder, TaskLabels, load_any, load_folder, save_folder
+from cloze.checkpoint import ModelFolder, TaskLabels, find_source, load_any, load_folder, save_folder
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError, RequestError
 from cloze.files import RowError
+from cloze.hardware import AvailableMemory
 from cloze.interrupts import Interrupted
 from cloze.model import Bert, HeadName
+from cloze.model.cost import count_activations
 from cloze.options import AdapterKind, Features
 from cloze.predict import evaluate, load
 from cloze.tasks.classification.examples import LabelledTexts
@@ -43,7 +45,7 @@ QUICK = DistillSettings(epochs=1, batch_size=8, learning_rate=1e-3)
 
 @pytest.fixture(scope="module")
 def deep(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of four layers, as it is before any training."""
+    """An untrained model of four layers."""
     folder = tmp_path_factory.mktemp("deep") / "model"
     config = replace(make_bert(data).config, layers=4, initial_deviation=0.1)
     save_folder(ModelFolder(Bert.fresh(config, ("mlm", "nsp"), seed=1), Tokenizer.from_folder(data)), folder)
@@ -73,7 +75,7 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-# -- what comes out ----------------------------------------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------------------------------------
 
 
 def test_student_learns_and_the_report_tells(learned: Path, teacher: Path, rows: Source) -> None:
@@ -85,7 +87,7 @@ def test_student_learns_and_the_report_tells(learned: Path, teacher: Path, rows:
     assert large["scores"]["accuracy"] == read(teacher / "eval_results.json")["accuracy"]
     assert small["scores"] == {name: results[name] for name in ("accuracy", "macro_f1")}
     assert report["kept"] == results["accuracy"] / large["scores"]["accuracy"]
-    # Paired on the dev rows, by the predictions of the models that were saved.
+    # The difference is paired by dev row, from the predictions of the saved models.
     assert rows.dev is not None
     found = [evaluate(load(folder), Source("classify", rows.dev)) for folder in (learned, teacher)]
     difference = found[0].gain_over(found[1])
@@ -124,7 +126,7 @@ def test_share_of_nothing_is_none() -> None:
 
 
 def test_resumed_is_uninterrupted_to_the_bit(teacher: Path, rows: Source, tmp_path: Path) -> None:
-    # A student of another width, whose map to the teacher's states has to be kept as well.
+    # A student of another width needs a projection to the teacher's states, which must be saved as well.
     settings = replace(QUICK, preset="tiny")
     whole = distill(rows, teacher, tmp_path / "whole", settings=settings)
     with pytest.raises(Interrupted, match="stopped and saved at step 3"), interrupted_at(2):
@@ -134,7 +136,7 @@ def test_resumed_is_uninterrupted_to_the_bit(teacher: Path, rows: Source, tmp_pa
         with safe_open(path, "pt") as file:
             names |= set(file.keys())
     assert any("to_teacher" in name for name in names)
-    assert not any("layers.3." in name for name in names), "the teacher is not in it"
+    assert not any("layers.3." in name for name in names), "the teacher is not saved with it"
     assert weights(distill(rows, teacher, tmp_path / "run", settings=settings)) == weights(whole)
     listener = Listener()
     distill(rows, teacher, tmp_path / "run", settings=settings, progress=listener)
@@ -197,8 +199,8 @@ def test_another_model_can_be_the_student(base: Path, teacher: Path, rows: Sourc
     assert torch.equal(small.state_dict()[name], other[name])
     run = distill(rows, teacher, tmp_path / "run", settings=replace(QUICK, student=str(base), dropout=0.3))
     assert load(run).bert.config.layers == 2
-    assert load(run).bert.config.dropout == contents.model.config.dropout != 0.3, "for who trains it further"
-    # One that knows the task keeps its head.
+    assert load(run).bert.config.dropout == contents.model.config.dropout != 0.3, "needed for further training"
+    # A student that was trained on the task keeps its head.
     again = make_student(contents, DistillSettings(student=str(run)))
     name = "heads.sequence.output.weight"
     assert torch.equal(again.state_dict()[name], load(run).bert.state_dict()[name])
@@ -227,12 +229,12 @@ def test_students_that_cannot_be_are_refused(data: Path, teacher: Path, tmp_path
             make_student(contents, DistillSettings(student=str(tmp_path / "other")))
 
     cased = Tokenizer.from_vocabulary(tokenizer.pieces, lowercase=False)
-    refused("has another vocabulary than the teacher .* or reads texts otherwise", Bert.fresh(config), cased)
+    refused("has another vocabulary than the teacher .* or tokenizes texts differently", Bert.fresh(config), cased)
     fewer = Tokenizer.from_vocabulary(tokenizer.pieces[:-1], lowercase=True)
     refused("another vocabulary", Bert.fresh(replace(config, vocab_size=fewer.size)), fewer)
     short = tokenizer.with_max_length(8)
-    refused("reads at most 8 tokens, but the teacher reads 16", Bert.fresh(replace(config, positions=8)), short)
-    refused("tells 1 segments apart, but the teacher 2", Bert.fresh(replace(config, segments=1)), tokenizer)
+    refused("accepts at most 8 tokens, but the teacher accepts 16", Bert.fresh(replace(config, positions=8)), short)
+    refused("supports 1 segments, but the teacher 2", Bert.fresh(replace(config, segments=1)), tokenizer)
     with pytest.raises(CheckpointError, match="no such folder"):
         make_student(contents, DistillSettings(student=str(tmp_path / "nowhere")))
 
@@ -241,7 +243,7 @@ def test_students_that_cannot_be_are_refused(data: Path, teacher: Path, tmp_path
 
 
 def make_source(kind: str, folder: Path) -> Source:
-    """Few rows of each kind, for training and for scoring."""
+    """Write a few rows of each kind, for training and evaluation."""
     if kind == "multilabel":
         return Source(kind, several(folder / "a.csv", 60), several(folder / "b.csv", 20, 1))
     if kind == "tag":
@@ -289,7 +291,7 @@ def test_student_of_a_teacher_with_an_adapter(adapter: AdapterKind, deep: Path, 
     student, report = load(run), read(run / "distillation.json")
     assert student.bert.config.layers == 2
     assert not [name for name in student.bert.state_dict() if "adapter" in name or "low_rank" in name]
-    # The teacher is the whole of it, not its base.
+    # The teacher is the whole model, not only its base.
     assert report["teacher"]["scores"]["accuracy"] == pytest.approx(Run(wise).results()["accuracy"])
 
 
@@ -298,7 +300,7 @@ def test_student_of_a_reader_of_frozen_states(reads: Features, deep: Path, rows:
     wise = run_finetuning(
         rows, deep, tmp_path / "teacher", settings=replace(LEARNING, learning_rate=1e-2, frozen=reads)
     )
-    # From its answers alone: what the student has learned, it can have from nowhere else.
+    # From the teacher's logits alone, so that everything the student learns comes from them.
     settings = replace(QUICK, epochs=6, learning_rate=2e-3, labels_weight=0.0)
     run = distill(rows, wise, tmp_path / "run", settings=settings)
     student, report = load_folder(run).model, read(run / "distillation.json")
@@ -343,7 +345,7 @@ def test_student_of_a_reader_starts_without_what_is_attached(
         for new, old in enumerate((1, 3)):
             assert torch.equal(small[f"encoder.layers.{new}.{name}"], large[f"encoder.layers.{old}.{name}"])
     assert torch.equal(small["encoder.embeddings.token.weight"], large["encoder.embeddings.token.weight"])
-    # What its teacher's head has read was never pooled; a head of its own reads the old pooler, or else the mean.
+    # The teacher's head used unpooled states; the student's own head uses the old pooler, or else the mean.
     assert small["heads.sequence.output.weight"].shape == (2, plain.model.config.hidden_size)
     assert small["heads.sequence.output.weight"].abs().max() > 0
     assert ("pooler.dense.weight" in small) == pooled
@@ -380,7 +382,7 @@ def test_what_was_fitted_to_the_teacher_is_not_the_students(deep: Path, rows: So
 
 
 def test_rows_are_held_to_the_labels_of_the_teacher(teacher: Path, tmp_path: Path) -> None:
-    """Rows with one of the labels alone would otherwise be numbered anew."""
+    """Rows with only some of the teacher's labels are encoded with the teacher's label numbers."""
     some = [row for row in make_rows(60) if row["label"] == "winter"]
     dev = write(tmp_path / "dev.csv", make_rows(20, 1))
     run = distill(Source("classify", write(tmp_path / "a.csv", some), dev), teacher, tmp_path / "run", settings=QUICK)
@@ -403,7 +405,7 @@ def test_rows_without_labels_are_learned_from(teacher: Path, rows: Source, tmp_p
         distill(few, teacher, tmp_path / f"run{path.suffix}", unlabelled=path, settings=QUICK, progress=listener)
         for path in (tmp_path / "more.txt", table)
     ]
-    assert "100 rows without labels are read as well" in listener.said
+    assert "100 rows without labels are used as well" in listener.said
     assert weights(runs[0]) == weights(runs[1])
     alone = distill(few, teacher, tmp_path / "alone", settings=QUICK)
     assert weights(runs[0]) != weights(alone)
@@ -411,7 +413,7 @@ def test_rows_without_labels_are_learned_from(teacher: Path, rows: Source, tmp_p
     table.write_text('text\nthe river\n" "\nthe garden\n', encoding="utf-8")
     skipping = replace(few, on_bad_row="skip")
     distill(skipping, teacher, tmp_path / "some", unlabelled=table, settings=QUICK, progress=listener)
-    assert "2 rows without labels are read as well; 1 bad ones were skipped" in listener.said
+    assert "2 rows without labels are used as well; 1 bad ones were skipped" in listener.said
     (step,) = [json.loads(line) for line in (alone / "metrics.jsonl").read_text("utf-8").splitlines()[:1]]
     assert step["step"] == 1, "eight rows are one batch"
 
@@ -424,7 +426,7 @@ def test_rows_without_labels_that_teach_nothing_are_refused(
     with pytest.raises(ConfigError, match="logits_weight is 0, but rows without labels teach nothing else"):
         distill(rows, teacher, tmp_path / "run", unlabelled=tmp_path / "more.txt", settings=settings)
     (tmp_path / "empty.txt").write_text("\n \n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"empty.txt has no text in it; expected a text a line"):
+    with pytest.raises(DataError, match=r"empty.txt has no text in it; expected one text per line"):
         distill(rows, teacher, tmp_path / "run", unlabelled=tmp_path / "empty.txt", settings=QUICK)
     tuning = FinetuneSettings(epochs=1, batch_size=8, max_length=16)
     tags = make_source("tag", tmp_path)
@@ -464,7 +466,7 @@ def test_teacher_of_another_task_is_refused(base: Path, teacher: Path, rows: Sou
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": 2, "preset": "mini"}, "layers and preset exclude each other; each says who the student is"),
+        ({"layers": 2, "preset": "mini"}, "layers and preset exclude each other; each defines the student"),
         ({"student": "x", "preset": "mini"}, "preset and student exclude each other"),
         ({"take": "first", "preset": "mini"}, "take is 'first', but a preset takes no layers of the teacher"),
         ({"take": "first", "student": "x"}, "take is 'first', but a student takes no layers"),
@@ -501,3 +503,17 @@ def test_texts_that_the_vocabulary_does_not_fit_are_told(teacher: Path, tmp_path
     source = Source("classify", write(tmp_path / "train.csv", rows))
     distill(source, teacher, tmp_path / "run", settings=QUICK, progress=listener)
     assert any(line.startswith("training texts: ") and "of the tokens are [UNK]" in line for line in listener.said)
+
+
+def test_distillation_that_does_not_fit_into_memory_is_refused(
+    teacher: Path, rows: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory for the student alone is not enough: the teacher computes beside it."""
+    settings = replace(QUICK, layers=1)
+    student = make_student(load_any(find_source(teacher)), settings)
+    alone = count_activations(student.config, student.head_names, settings.batch_size, 16, chosen=1.0, explicit=False)
+    size = round(1.1 * (12 * student.parameter_count() + alone))
+    monkeypatch.setattr("cloze.hardware.available_memory", lambda: AvailableMemory(size, "a made limit"))
+    with pytest.raises(ConfigError, match=r"a step of .* needs about .* \(a made limit\);"):
+        distill(rows, teacher, tmp_path / "run", settings=settings)
+    distill(rows, teacher, tmp_path / "parts", settings=replace(settings, accumulate=settings.batch_size))

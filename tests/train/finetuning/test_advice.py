@@ -1,4 +1,4 @@
-"""Advice after fine-tuning: each line from a history that calls for it, and silence after a good run."""
+"""Advice after fine-tuning: one history for each piece of advice, and no advice after a good run."""
 
 import json
 from pathlib import Path
@@ -28,9 +28,9 @@ def advice(losses: list[float], predictions: str = "abababab", targets: str = "a
 
 def test_silent_after_a_good_run() -> None:
     assert advice(CONVERGED) == []
-    # Falling, but the rows are learned.
+    # The score falls at the end, but the rows are learned.
     assert advice([0.7, 0.6, 0.4, 0.3, 0.12, 0.11, 0.02, 0.01]) == []
-    # As far as the noise of the batches tells.
+    # A difference within the noise of the batches.
     assert advice([0.7, 0.7, 0.65, 0.6, 0.4, 0.8, 0.75, 0.35]) == []
 
 
@@ -77,16 +77,16 @@ def test_loss_that_rose(rate: float, lower: str) -> None:
     ],
 )
 def test_one_label_for_all_rows(settings: dict[str, Any], targets: str, remedy: str) -> None:
-    expected = f"the model answers 'a' for 8 of 8 dev rows: try {remedy}"
+    expected = f"the model predicts 'a' for 8 of 8 dev rows: try {remedy}"
     assert advice(FALLING, "aaaaaaaa", targets, **settings) == [expected]
 
 
 def test_one_label_for_nearly_all_rows() -> None:
     assert "'a' for 39 of 40 dev rows" in advice(CONVERGED, "a" * 39 + "b", "ab" * 20)[0]
-    # The rows are so.
+    # The rows have this label distribution.
     assert advice(CONVERGED, "a" * 39 + "b", "a" * 39 + "b") == []
     assert advice(CONVERGED, "a" * 8, "a" * 8) == []
-    # Too few rows to tell.
+    # Too few rows for a judgement.
     assert advice(CONVERGED, "a" * 7, "a" * 4 + "b" * 3) == []
 
 

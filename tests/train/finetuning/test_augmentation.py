@@ -1,4 +1,4 @@
-"""Words that a model would say in the place of others."""
+"""Augmentation: words are replaced by other words that a model predicts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ def proposed(model: Model, texts: Sequence[str], seed: int = 0) -> list[str | No
     return [None if row is None else row[0] for row in found]
 
 
-def test_same_seed_same_texts_in_any_company(model: Model) -> None:
+def test_same_seed_gives_same_texts_in_any_batch(model: Model) -> None:
     assert proposed(model, TEXTS) == proposed(model, TEXTS)
     assert len({tuple(proposed(model, TEXTS, seed)) for seed in range(20)}) > 10
     assert proposed(model, TEXTS[:1]) == proposed(model, TEXTS)[:1]
@@ -46,9 +46,9 @@ def test_same_seed_same_texts_in_any_company(model: Model) -> None:
 def test_a_tenth_of_the_words_is_replaced_by_other_words(model: Model) -> None:
     text = TEXTS[0]
     for seed in range(60):
-        (told,) = proposed(model, [text], seed)
-        assert told is not None
-        before, after = (one.replace(",", " ,").replace(".", " .").split() for one in (text, told))
+        (augmented,) = proposed(model, [text], seed)
+        assert augmented is not None
+        before, after = (one.replace(",", " ,").replace(".", " .").split() for one in (text, augmented))
         changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
         assert len(changed) == 1, "of eight words"
         ((old, new),) = changed
@@ -60,14 +60,14 @@ def test_a_tenth_of_the_words_is_replaced_by_other_words(model: Model) -> None:
 
 
 def test_words_of_several_pieces_are_replaced_whole(model: Model) -> None:
-    told = {one for seed in range(80) for one in proposed(model, ["goings"], seed)}
-    assert told <= {*WORDS, "北", "京"}
-    assert len(told) > 3
+    augmented = {one for seed in range(80) for one in proposed(model, ["goings"], seed)}
+    assert augmented <= {*WORDS, "北", "京"}
+    assert len(augmented) > 3
 
 
-def test_nothing_to_replace_is_none(model: Model) -> None:
+def test_text_without_replacements_gives_none(model: Model) -> None:
     found = proposed(model, TEXTS)
-    assert [text for text, told in zip(TEXTS, found, strict=True) if told is None] == ["", "..."]
+    assert [text for text, augmented in zip(TEXTS, found, strict=True) if augmented is None] == ["", "..."]
 
 
 def test_both_texts_of_a_pair_are_looked_at(model: Model) -> None:
@@ -80,9 +80,9 @@ def test_both_texts_of_a_pair_are_looked_at(model: Model) -> None:
 def test_words_beyond_the_length_stay(model: Model) -> None:
     text = "the " * 14 + "river " * 30
     for seed in range(10):
-        (told,) = proposed(model, [text], seed)
-        assert told is not None
-        assert told.split()[14:] == ["river"] * 30
+        (augmented,) = proposed(model, [text], seed)
+        assert augmented is not None
+        assert augmented.split()[14:] == ["river"] * 30
 
 
 def test_likelier_words_are_drawn_more_often() -> None:
@@ -95,7 +95,7 @@ def test_likelier_words_are_drawn_more_often() -> None:
     likely = Model(ModelFolder(bert, tokenizer))
     found = [proposed(likely, ["cold"], seed)[0] for seed in range(50)]
     assert found.count("house") > 40
-    assert all(told is not None and "[" not in told and "#" not in told for told in found)
+    assert all(augmented is not None and "[" not in augmented and "#" not in augmented for augmented in found)
     assert "house" not in [proposed(likely, ["house"], seed)[0] for seed in range(50)]
 
 

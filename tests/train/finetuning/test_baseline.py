@@ -1,4 +1,4 @@
-"""Runs report a baseline beside the model's scores, which changes nothing about the model."""
+"""Runs report a baseline beside the model's scores, without affecting the model."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from tests.train.finetuning.test_finetune import make_rows, write
 from tests.train.made import Listener, interrupted_at
 from tests.train.pretraining.test_pretrain import weights
 
-# A learning rate of nearly zero: the model learns nothing.
+# The learning rate is nearly zero: the model learns nothing.
 IDLE = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-9)
 
 
@@ -42,16 +42,16 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[TaskData]:
     fitted: list[TaskData] = []
     fit: Callable[[TaskData], list[Baseline]] = baselines_module.fit_baselines
 
-    def watched(data: TaskData) -> list[Baseline]:
+    def recording(data: TaskData) -> list[Baseline]:
         fitted.append(data)
         return fit(data)
 
     for module in ("finetune", "search"):
-        monkeypatch.setattr(f"cloze.train.finetuning.{module}.fit_baselines", watched)
+        monkeypatch.setattr(f"cloze.train.finetuning.{module}.fit_baselines", recording)
     return fitted
 
 
-def test_a_model_that_learns_nothing_is_behind_the_words(base: Path, source: Source, tmp_path: Path) -> None:
+def test_an_untrained_model_is_behind_the_baseline(base: Path, source: Source, tmp_path: Path) -> None:
     folder = run_finetuning(source, base, tmp_path / "run", settings=IDLE)
     results = Run(folder).results()
     baseline = results["baseline"]
@@ -140,7 +140,7 @@ def test_a_search_fits_it_once(base: Path, source: Source, tmp_path: Path, fits:
 def test_folds_and_estimators_fit_none(base: Path, source: Source, tmp_path: Path, fits: list[TaskData]) -> None:
     folds = replace(source, dev=None)
     folder = search(folds, base, tmp_path / "folds", settings=IDLE, search_settings=SearchSettings(folds=2))
-    assert not list(folder.glob("predictions.tsv"))  # the kept model has read all rows
+    assert not list(folder.glob("predictions.tsv"))  # the final model is trained on all rows
     rows = make_rows(24)
     estimator = TextClassifier(str(base), epochs=1, max_length=16, learning_rate=1e-3)
     clone(estimator).fit([row["text"] for row in rows], [row["label"] for row in rows])

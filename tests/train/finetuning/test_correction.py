@@ -1,4 +1,4 @@
-"""Models that learn to correct: the loss against ``transformers``, and runs that learn, remember and resume."""
+"""Correction models: the loss compared with ``transformers``, and runs that learn, save settings and resume."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ from tests.predict.taught import make_tokenizer
 from tests.train.made import Listener, interrupted_at
 
 QUICK = FinetuneSettings(epochs=1, batch_size=8, max_length=24, learning_rate=1e-3, seed=1)
-# "Again" has a place of its own, after "wants".
+# "再" ("again") occurs only after "要" ("want").
 SPOKEN = [
     f"{who}{what}"
     for who in ("我", "你", "他", "她", "老师", "学生")
@@ -53,7 +53,7 @@ def write_rows(path: Path, rows: list[tuple[str, str]]) -> Path:
 
 
 def single_words(tokenizer: Tokenizer) -> list[str]:
-    """Words of the texts that are one token each, the most frequent first."""
+    """Return the words of the texts that are single tokens, the most frequent first."""
     words = [word for text in TEXTS for word in text.strip(".").split()]
     ordered = sorted(set(words), key=lambda word: (-words.count(word), word))
     return [word for word in ordered if word.isalpha() and tokenizer.id(word) is not None]
@@ -61,7 +61,7 @@ def single_words(tokenizer: Tokenizer) -> list[str]:
 
 @pytest.fixture(scope="module")
 def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of characters that has read nothing yet."""
+    """An untrained model of characters."""
     tokenizer = make_tokenizer([*dict.fromkeys("".join(SPOKEN)), "平"])
     config = BertConfig(vocab_size=tokenizer.size, hidden_size=32, layers=1, heads=2, feedforward_size=64, positions=32)
     folder = tmp_path_factory.mktemp("speaker") / "model"
@@ -71,7 +71,7 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mistakes(base: Path) -> list[tuple[str, str]]:
-    """Somebody who writes the third frequent word for the first, always."""
+    """Rows in which the third most frequent word always replaces the first."""
     meant, _, written = single_words(Tokenizer.from_folder(base))[:3]
     return [
         (" ".join(written if word == meant else word for word in text.split()), text)
@@ -112,18 +112,18 @@ def test_what_is_asked(base: Path) -> None:
     examples = Corrections([f"{one} {one} xq .", f"{one} {one}"], [f"{one} {other} xq .", one], ["", ""])
     listener = Listener()
     (item,) = correction_items(examples, tokenizer, listener)
-    assert listener.said == ["1 of 2 training rows have not as many words as they should: left out"]
+    assert listener.said == ["1 of 2 training rows differ from their correction in the number of words: skipped"]
     said = [None if number == IGNORED else tokenizer.piece(number) for number in item.target]  # type: ignore[union-attr,arg-type]
     assert said[:3] == [None, one, other]
     assert said[-2:] == [".", None]
-    assert set(said[3:-2]) == {None}  # of a word in pieces nothing is asked
+    assert set(said[3:-2]) == {None}  # words of several pieces have no target
 
 
 def test_of_a_text_that_is_cut_the_words_that_were_read_are_asked(base: Path) -> None:
     tokenizer = Tokenizer.from_folder(base).with_max_length(6)
     one, other = single_words(tokenizer)[:2]
     mistaken = next(word for word in (one + letter for letter in "abcdefgh") if len(tokenizer(word).ids) > 3)
-    # What was meant takes fewer pieces, so that of the text as it should be more words would fit.
+    # The correct text has fewer pieces, so more of its words would fit.
     texts = f"{one} {mistaken} {other} {one}", f"{one} {one} {other} {one}"
     listener = Listener()
     (item,) = correction_items(Corrections([texts[0]], [texts[1]], [""]), tokenizer, listener)
@@ -146,8 +146,11 @@ def test_mistakes_are_learned_and_the_folder_remembers(speaker: Path, tmp_path: 
     assert model.heads == ("mlm",)
     assert model.correcting == found["threshold"]
     told = model.correct(["他再家吃平果", "他要再来"])
-    assert [one.target for one in told] == ["他在家吃苹果", "他要再来"]  # where it was right it stays
-    # What the folder remembers is what would have to be said otherwise.
+    assert [one.target for one in told] == [
+        "他在家吃苹果",
+        "他要再来",
+    ]  # the correct "再" in the second text is unchanged
+    # The settings in the folder equal these explicit settings.
     asked = CorrectionSettings(reading="seen", threshold=found["threshold"])
     assert model.correct(["他再家吃平果", "他要再来"], asked) == told
     model.save(tmp_path / "copy")
@@ -174,7 +177,7 @@ def test_dev_rows_get_some_without_a_mistake(tmp_path: Path) -> None:
     listener = Listener()
     data = read_correction_data(Source("correction", path), listener)
     assert (len(data.train), data.dev.sources) == (36, ["a c", "a b", "a c", "a b"])
-    assert "hardly a dev row is without a mistake: every other one is put right, to count false alarms" in listener.said
+    assert "almost every dev row has a mistake: every other row is corrected, to count false alarms" in listener.said
     with path.open("a", encoding="utf-8") as file:
         file.write("[]\n")
     read_correction_data(Source("correction", path, path, on_bad_row="skip"), listener)
@@ -193,13 +196,15 @@ def test_what_is_refused(base: Path, rows: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "run").exists()
 
     refused("^adapter is 'lora', which training for correction does not support; leave", ConfigError, adapter="lora")
-    refused(r"^max_length is 5000, but the model reads at most \d+ tokens; use that", ConfigError, max_length=5000)
+    refused(r"^max_length is 5000, but the model accepts at most \d+ tokens; use that", ConfigError, max_length=5000)
     clean = write_rows(tmp_path / "clean.jsonl", [("a", "a")] * 30)
     refused("clean.jsonl: no row has a mistake; expected texts with mistakes", DataError, clean)
     few = write_rows(tmp_path / "few.jsonl", [("a", "b")] * 3)
-    refused(r"^3 rows are too few to keep some for scoring: 20 at the least; give dev \(--dev\)$", DataError, few)
+    refused(r"^3 rows are too few to hold some out: at least 20 are needed; give dev \(--dev\)$", DataError, few)
     uneven = write_rows(tmp_path / "uneven.jsonl", [("a b", "a")] * 30)
-    refused("uneven.jsonl:1: this row and all others have not as many words as they should", DataError, uneven)
+    refused(
+        "uneven.jsonl:1: this row and all others differ from their correction in the number of words", DataError, uneven
+    )
     folder = load_folder(base)
     save_folder(replace(folder, model=with_heads(folder.model, (), keep=False, seed=0)), tmp_path / "headless")
     refused("headless: no masked-word head; train one with", CheckpointError, model=tmp_path / "headless")

@@ -47,13 +47,13 @@ def test_few_rows_get_more_epochs_and_smaller_batches(rows: int, epochs: int, ba
     assert choose_defaults(256, rows, FinetuneSettings()) == TrainingDefaults(4e-4, epochs, batch_size)
 
 
-def test_what_is_set_is_kept() -> None:
+def test_explicit_settings_are_kept() -> None:
     given = FinetuneSettings(epochs=1, batch_size=4, learning_rate=1e-5, warmup=0.0, seed=3)
     listener = Listener()
     resolved = resolve_settings(given, 256, 100, listener)
     assert resolved == ResolvedSettings(1, 4, learning_rate=1e-5, warmup=0.0, seed=3)
     assert not listener.said
-    # A given batch size decides how many epochs make enough updates.
+    # An explicit batch size determines how many epochs give enough updates.
     assert resolve_settings(FinetuneSettings(batch_size=4), 256, 100, Silent()).epochs == 10
 
 
@@ -68,14 +68,15 @@ def test_the_choice_is_reported_recorded_and_resumed(base: Path, tmp_path: Path)
     run = run_finetuning(source, base, tmp_path / "run", settings=settings, progress=listener)
     line = "2 epochs (about 6 updates), batch size 16, warm-up 10 %: for a model of hidden size"
     assert any(
-        line in said
-        and "with 40 rows; learning_rate (--learning-rate), epochs (--epochs), batch_size (--batch-size) over" in said
-        for said in listener.said
+        line in message
+        and "with 40 rows; learning_rate (--learning-rate), epochs (--epochs), batch_size (--batch-size) over"
+        in message
+        for message in listener.said
     )
     recorded = json.loads((run / "run.json").read_text(encoding="utf-8"))
     assert (recorded["epochs"], recorded["batch_size"], recorded["warmup"]) == (2, 16, 0.1)
     assert recorded["learning_rate"] == 1e-3
-    # The same call is the same run, and so is the one that names the values.
+    # The same call gives the same run, and so does one with explicit values.
     for again in (settings, replace(settings, batch_size=16, learning_rate=1e-3, warmup=0.1)):
         assert run_finetuning(source, base, run, settings=again) == run
 
@@ -86,7 +87,7 @@ SHORT = Tokenizer.from_vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
 
 
 def rows_of(words: Sequence[int], folder: Path, pair: int | None = None) -> TaskData:
-    """Rows with the given numbers of words, all of them in the training part."""
+    """Return rows with the given numbers of words, all of them in the training part."""
     rows = [{"text": "a " * count, "label": "xy"[number % 2]} for number, count in enumerate(words)]
     rows = rows if pair is None else [row | {"pair": "a " * pair} for row in rows]
     path = write(folder / "rows.csv", rows)
@@ -98,7 +99,7 @@ def rows_of(words: Sequence[int], folder: Path, pair: int | None = None) -> Task
     [
         ([126] * 95 + [127] * 5, 512, 128, 0.95),  # 126 words and two special tokens are 128 tokens
         ([126] * 94 + [127] * 6, 512, 256, 1.0),
-        ([100] * 90 + [300] * 4 + [900] * 6, 512, 512, 0.94),  # none holds enough
+        ([100] * 90 + [300] * 4 + [900] * 6, 512, 512, 0.94),  # no candidate covers enough rows
         ([900] * 40, 512, 512, 0.0),
         ([900] * 40, 200, 200, 0.0),
         ([60] * 40, 64, 64, 1.0),
@@ -133,7 +134,7 @@ def test_a_sample_of_the_rows_is_counted() -> None:
     assert (chosen.tokens, chosen.held) == (256, 1.0)
     assert [len(set(indices)) for indices in counted] == [1000, 1000]
     assert counted[0] == counted[1]
-    assert max(counted[0]) > 45_000, "from all of the rows"
+    assert max(counted[0]) > 45_000, "estimated from all rows"
     assert choose_length(50_000, encode, SHORT) == chosen
     assert counted[2] == counted[0]
 
@@ -153,16 +154,16 @@ def test_maximum_length_is_reported_recorded_and_resumed(base: Path, tmp_path: P
     settings = FinetuneSettings(few=True) if few else FinetuneSettings(epochs=1)
     source, listener = Source("classify", train, train), Listener()
     run = run_finetuning(source, tmp_path / "deep", tmp_path / "run", settings=settings, progress=listener)
-    assert sum("maximum length 256 (holds 100 % of the rows)" in said for said in listener.said) == 1
-    assert any("max_length (--max-length) override" in said for said in listener.said)
+    assert sum("maximum length 256 (holds 100 % of the rows)" in message for message in listener.said) == 1
+    assert any("max_length (--max-length) override" in message for message in listener.said)
     assert json.loads((run / "run.json").read_text("utf-8"))["max_length"] == 256
     assert load_folder(run).tokenizer.max_length == 256
-    assert not any("are cut" in said for said in listener.said)
-    # A run with another length, as of an earlier version, is resumed with its own.
+    assert not any("are cut" in message for message in listener.said)
+    # A run with another length, as of an earlier version, is resumed with that length.
     early = run_finetuning(
         source, tmp_path / "deep", tmp_path / "early", settings=replace(settings, max_length=128), progress=listener
     )
-    assert any("are longer than 128 tokens and are cut" in said for said in listener.said)
+    assert any("are longer than 128 tokens and are cut" in message for message in listener.said)
     (early / "model").rename(tmp_path / "model")
     run_finetuning(source, tmp_path / "deep", early, settings=settings)
     assert load_folder(early).tokenizer.max_length == 128

@@ -47,14 +47,14 @@ def test_every_step_is_compared_and_the_direct_model_stays_within_noise(base: Pa
         assert start["interval"][0] <= start["gain"] <= start["interval"][1]
     best = results["starts"][results["best"]]["mean"]
     assert best == max(start["mean"] for start in results["starts"].values())
-    # A few steps on made-up text bring nothing beyond noise on 16 rows and two seeds.
+    # A few steps on synthetic text give no gain beyond noise with 16 rows and two seeds.
     assert (results["kept"], results["reason"]) == ("direct", "within noise: the direct model is kept")
     assert weights(run) == weights(run / "tuned" / "direct")
     assert load(run).task is not None
-    # The task's own text is that of its training rows, and of them alone.
+    # The task text consists of the training rows only.
     text = (run / "task.txt").read_text(encoding="utf-8")
     assert text.strip().split("\n\n") == [row["text"] for row in make_rows(64)]
-    # Both readings start where they should.
+    # Both pre-training stages start from the right model.
     starts = {name: json.loads((run / name / "run.json").read_text("utf-8")) for name in ("domain", "domain-task")}
     assert starts["domain"]["model"] == str(base)
     assert starts["domain"]["precision"] == "fp32"
@@ -69,7 +69,7 @@ def test_a_start_is_kept_for_a_gain_beyond_noise() -> None:
     noise = Difference(0.04, -0.01, 0.09)
     clear, small = Difference(0.03, 0.01, 0.05), Difference(0.02, 0.005, 0.035)
     kept = choose_start(means, {"domain": noise, "task": clear, "domain + task": small})
-    # Not the best mean, but the best of those that are beyond noise.
+    # The chosen start has not the best mean, but the best gain beyond noise.
     assert kept == ("task", "task: gain +3.0 points, 95 % interval +1.0 to +5.0: beyond noise")
     assert choose_start(means, {"domain": noise, "task": noise, "domain + task": noise}) == (
         "direct",
@@ -82,7 +82,7 @@ def test_a_start_is_kept_for_a_gain_beyond_noise() -> None:
     )
     assert choose_start(means, {"domain": None, "task": None, "domain + task": None}) == (
         "direct",
-        "the gains have no interval, since the runs have no scores of rows: the direct model is kept",
+        "the gains have no interval, because the runs lack scores per row: the direct model is kept",
     )
 
 
@@ -121,7 +121,7 @@ def test_the_table_of_starts_has_gains_and_why_a_model_is_kept(
         "within noise: the direct model is kept",
         f"{tmp_path}: the model of direct",
     ]
-    # Runs that version 0.1 finished.
+    # Finished runs of version 0.1.
     early = {"direct": {**common, "brought": 0.0}, "domain": {**common, "brought": 0.02}}
     print_starts(tmp_path, {"metric": "accuracy", "starts": early, "best": "domain"})
     assert capsys.readouterr().out.splitlines()[1:] == [
@@ -138,7 +138,7 @@ def test_rows_to_be_scored_must_not_be_read(base: Path, tmp_path: Path) -> None:
     domain = write_domain(tmp_path / "domain.txt")
     with domain.open("a", encoding="utf-8") as file:
         file.write(f"\n{dev[3]['text']}\n")
-    with pytest.raises(DataError, match=rf"1 rows that are to be scored .*{tmp_path / 'b.csv'}:5"):
+    with pytest.raises(DataError, match=rf"1 evaluation rows occur .*{tmp_path / 'b.csv'}:5"):
         adapt(source, [domain], base, tmp_path / "run", adaptation=QUICK, settings=FAST)
     assert not (tmp_path / "run").exists()
     listener, dropping = Listener(), replace(QUICK, overlap="drop", seeds=1)
@@ -157,7 +157,7 @@ def test_training_rows_that_hold_what_is_scored_are_not_read(base: Path, tmp_pat
     run = adapt(source, [domain], base, tmp_path / "run", adaptation=once, settings=FAST, progress=listener)
     read = (run / "task-clean.txt").read_text(encoding="utf-8")
     assert read.strip().split("\n\n") == [row["text"] for row in rows if row is not rows[5]]
-    assert "task-clean.txt: documents left out because such rows occur in them: 1" in listener.said
+    assert "task-clean.txt: documents dropped because they contain evaluation rows: 1" in listener.said
 
 
 def test_what_fine_tuning_refuses_is_refused_before_anything_is_read(base: Path, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_test_words_without_tags_must_not_be_read_either(base: Path, tmp_path: P
     domain = write_domain(tmp_path / "domain.txt")
     with domain.open("a", encoding="utf-8") as file:
         file.write(f"\n{row}\n")
-    with pytest.raises(DataError, match=rf"1 rows that are to be scored .*{folder / 'test.txt'}:1"):
+    with pytest.raises(DataError, match=rf"1 evaluation rows occur .*{folder / 'test.txt'}:1"):
         adapt(Source("conll", folder), [domain], base, tmp_path / "run", adaptation=QUICK, settings=FAST)
 
 
@@ -194,12 +194,12 @@ def test_test_rows_without_labels_must_not_be_read_either(base: Path, tmp_path: 
     domain = write_domain(tmp_path / "domain.txt")
     with domain.open("a", encoding="utf-8") as file:
         file.write(f"\n{row.upper()}!\n")
-    with pytest.raises(DataError, match=rf"1 rows that are to be scored .*{tmp_path / 'SST-2' / 'test.tsv'}:2"):
+    with pytest.raises(DataError, match=rf"1 evaluation rows occur .*{tmp_path / 'SST-2' / 'test.tsv'}:2"):
         adapt(Source("sst-2", tmp_path), [domain], base, tmp_path / "run", adaptation=QUICK, settings=FAST)
 
 
 def test_text_in_json_is_read_as_text(base: Path, tmp_path: Path) -> None:
-    """Not as JSON: neither where rows are looked for, nor where documents are left out."""
+    """Rows are found in the decoded text of a JSON file, and documents are left out there too."""
     dev = make_rows(16, 1)
     dev[3] = {**dev[3], "text": "患者在治疗后六周内没有出现任何不良反应"}
     source = Source("classify", write(tmp_path / "a.csv", make_rows(64)), write(tmp_path / "b.csv", dev))
@@ -207,7 +207,7 @@ def test_text_in_json_is_read_as_text(base: Path, tmp_path: Path) -> None:
     domain = tmp_path / "domain.jsonl"
     texts = [*documents, f"据报道：{dev[3]['text']}。"]
     domain.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="ascii")
-    with pytest.raises(DataError, match=rf"1 rows that are to be scored .*{tmp_path / 'b.csv'}:5"):
+    with pytest.raises(DataError, match=rf"1 evaluation rows occur .*{tmp_path / 'b.csv'}:5"):
         adapt(source, [domain], base, tmp_path / "run", adaptation=QUICK, settings=FAST)
     dropping = replace(QUICK, overlap="drop", seeds=1)
     run = adapt(source, [domain], base, tmp_path / "run", adaptation=dropping, settings=FAST)
@@ -222,9 +222,9 @@ def test_test_rows_of_own_files_must_not_be_read_either(base: Path, tmp_path: Pa
     with domain.open("a", encoding="utf-8") as file:
         file.write(f"\n{test[2]['text']}\n")
     asked = partial(adapt, source, [domain], base, tmp_path / "run", settings=FAST)
-    with pytest.raises(DataError, match=rf"1 rows that are to be scored .*{own}:4"):
+    with pytest.raises(DataError, match=rf"1 evaluation rows occur .*{own}:4"):
         asked(test=own, adaptation=QUICK)
-    with pytest.raises(ConfigError, match=r"test is .*test\.csv, but with overlap='allow' .* nothing is looked for"):
+    with pytest.raises(ConfigError, match=r"test is .*test\.csv, but with overlap='allow' .* no overlap is looked for"):
         asked(test=own, adaptation=replace(QUICK, overlap="allow"))
     assert not (tmp_path / "run").exists()
     run = asked(test=own, adaptation=replace(QUICK, overlap="drop", seeds=1))

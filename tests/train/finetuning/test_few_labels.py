@@ -1,6 +1,8 @@
-"""The few-label path: a linear head at its optimum, pairs made from labels, and the choice against fine-tuning."""
+"""The few-label method: a linear head at its optimum, pairs built from labels, and the choice against fine-tuning."""
 
 import json
+import os
+import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +37,7 @@ from cloze.train.finetuning.few_labels import (
     standardize,
 )
 from cloze.train.finetuning.finetune import run_finetuning
+from cloze.train.finetuning.objective import TaskBatches
 from cloze.train.finetuning.search import search
 from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.run import Run
@@ -47,7 +50,7 @@ CONTRASTIVE = replace(FEW, contrastive=True, batch_size=8, learning_rate=1e-3, p
 
 
 def make_vectors(rows: int = 60, size: int = 12, labels: int = 3) -> tuple[Array, Any]:
-    """Vectors of different scales, and labels that depend on them and on chance."""
+    """Return vectors of different scales, and labels that depend on them with noise."""
     draw = np.random.default_rng(0)
     vectors = draw.normal(size=(rows, size)) * draw.uniform(0.1, 5, size) + draw.normal(size=size)
     outputs = vectors @ draw.normal(size=(size, labels)) / 5 + draw.normal(size=(rows, labels))
@@ -62,7 +65,7 @@ def source(tmp_path: Path) -> Source:
 
 @pytest.fixture
 def embedder(data: Path, tmp_path: Path) -> Path:
-    """A folder that pools by mean, with a pooler that was never trained."""
+    """A folder with mean pooling and an untrained pooler."""
     model = Bert.fresh(make_bert(data).config, pooler=True, seed=1)
     save_folder(ModelFolder(model, Tokenizer.from_folder(data)), tmp_path / "embedder")
     return tmp_path / "embedder"
@@ -86,13 +89,13 @@ def test_head_is_the_optimum_of_scikit_learn(strength: float, labels: int, balan
 
     standardized, fold = standardize(vectors)
     head = fit_head(standardized, np.eye(labels)[targets], Loss("index", label_weights), strength)
-    if labels == 2:  # scikit-learn has one vector, the difference of ours
+    if labels == 2:  # scikit-learn has one weight vector, the difference of ours
         assert head.weight[1] - head.weight[0] == pytest.approx(expected.coef_[0], abs=1e-4)
         assert head.bias[1] - head.bias[0] == pytest.approx(expected.intercept_[0], abs=1e-4)
     else:
         assert head.weight == pytest.approx(expected.coef_, abs=1e-4)
         assert head.bias - head.bias.mean() == pytest.approx(expected.intercept_ - expected.intercept_.mean(), abs=1e-4)
-    assert fold(head)(vectors) == pytest.approx(head(standardized), abs=1e-10), "the folded head is the same map"
+    assert fold(head)(vectors) == pytest.approx(head(standardized), abs=1e-10), "the folded head is equivalent"
     assert (fold(head)(vectors).argmax(1) == expected.predict(scaled)).all()
 
 
@@ -143,7 +146,7 @@ def test_strength_has_the_lowest_loss_on_held_out_rows() -> None:
         losses.append(total)
     chosen = choose_strength(vectors, np.eye(3)[targets], Loss("index", np.ones(3)), folds)
     assert chosen == few_labels.STRENGTHS[int(np.argmin(losses))]
-    assert chosen not in (few_labels.STRENGTHS[0], few_labels.STRENGTHS[-1]), "the rows have an inner optimum"
+    assert chosen not in (few_labels.STRENGTHS[0], few_labels.STRENGTHS[-1]), "the optimum is inside the range"
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------
@@ -180,8 +183,8 @@ def test_run_is_an_ordinary_folder(embedder: Path, source: Source, tmp_path: Pat
     assert line.startswith("few labels: logistic regression on sentence vectors, C ")
     assert line.endswith(" by 5-fold cross-validation of 40 rows")
     assert line.removeprefix("few labels: ") in (run / "model" / "README.md").read_text("utf-8")
-    assert not any("learning rate" in said for said in listener.said), "nothing is trained in steps"
-    # The encoder is that of the base; logits are the scores of a scikit-learn head on its vectors.
+    assert not any("learning rate" in said for said in listener.said), "there are no training steps"
+    # The encoder is that of the base; logits equal a scikit-learn head on its vectors.
     before, after = load_folder(embedder).model.state_dict(), load_folder(run).model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in after if name.startswith("encoder."))
     texts = [row["text"] for row in make_rows(40)]
@@ -327,32 +330,92 @@ def test_automatic_choice_is_reported_and_recorded(embedder: Path, source: Sourc
     assert asked["few"] is None
 
 
-@pytest.mark.parametrize("few", [True, False])
-def test_recorded_choice_is_what_trains(
-    embedder: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: bool
-) -> None:
-    def forced(run: Run, *_: Any) -> bool:
-        assert (run.folder / "run.json").is_file()
-        return few
+def choose(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace both scores of the comparison, so that one of them wins."""
+    real = few_labels.choose_few
 
-    monkeypatch.setattr("cloze.train.finetuning.finetune.choose_few", forced)
+    def choose_few(run: Run, data: Any, fit: Any, finetune: Any, progress: Any) -> bool:
+        def tune(fold: Any, folder: Path) -> float:
+            finetune(fold, folder)
+            return float(not few)
+
+        return real(run, data, lambda _: float(few), tune, progress)
+
+    monkeypatch.setattr("cloze.train.finetuning.finetune.choose_few", choose_few)
+
+
+def test_fitted_head_of_the_comparison_is_that_of_the_setting(
+    embedder: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose(True, monkeypatch)
     settings = FinetuneSettings(max_length=16)
     run = run_finetuning(source, embedder, tmp_path / "auto", settings=settings)
-    explicit = run_finetuning(source, embedder, tmp_path / "explicit", settings=replace(settings, few=few))
+    explicit = run_finetuning(source, embedder, tmp_path / "explicit", settings=replace(settings, few=True))
     assert weights(run) == weights(explicit)
-    assert ("by 5-fold cross-validation" in (run / "model" / "README.md").read_text("utf-8")) == few
+    assert not (run / "comparison").exists()
+    assert "by 5-fold cross-validation" in (run / "model" / "README.md").read_text("utf-8")
 
 
-def test_interrupted_comparison_goes_on(embedder: Path, source: Source, tmp_path: Path) -> None:
+def test_fine_tuning_continues_from_the_comparison(
+    embedder: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison costs no updates: its model is trained on, with all rows, for the last third of them."""
+    choose(False, monkeypatch)
+    listener = Listener()
+    settings = FinetuneSettings(max_length=16, precision="fp32")
+    run = run_finetuning(source, embedder, tmp_path / "auto", settings=settings, progress=listener)
+    steps = [int(row["step"]) for row in Run(run).metrics() if "loss" in row]
+    # 40 rows: 20 epochs of 2 updates on the 26 rows that are not held out, then 7 epochs of 3 updates on all.
+    assert (steps[0], steps[-1]) == (10 - 40, 7 * 3)
+    assert 0 in steps
+    plain = run_finetuning(source, embedder, tmp_path / "plain", settings=replace(settings, few=False))
+    updates = max(row["step"] for row in Run(plain).metrics())
+    assert steps[-1] - (steps[0] - 10) <= updates + 3, "at most an epoch more than without the comparison"
+    card = (run / "model" / "README.md").read_text("utf-8")
+    assert "20 epochs, batch size 16, learning rate 0.001" in card
+    assert "then 7 epochs with the rows that were held out to compare methods" in card
+    assert not (run / "comparison").exists()
+    assert len(listener.said) == len(set(listener.said)), "the comparison repeats no message"
+    rows = make_rows(40)
+    labels = [label.label for label in load(run).classify([row["text"] for row in rows])]
+    assert sum(label == row["label"] for label, row in zip(labels, rows, strict=True)) >= 36, "of the training rows"
+
+
+def test_comparison_without_a_model_falls_back_to_all_rows(
+    embedder: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of an earlier version, whose comparison was deleted, is trained on all rows from the start."""
+    monkeypatch.setattr("cloze.train.finetuning.finetune.choose_few", lambda *_: False)
+    settings = FinetuneSettings(max_length=16)
+    run = run_finetuning(source, embedder, tmp_path / "auto", settings=settings)
+    explicit = run_finetuning(source, embedder, tmp_path / "explicit", settings=replace(settings, few=False))
+    assert weights(run) == weights(explicit)
+
+
+@pytest.mark.parametrize("rows", [26, 40])  # of the comparison, and of the training on all rows
+def test_interrupted_run_continues_in_either_stage(
+    embedder: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    choose(False, monkeypatch)
     settings = FinetuneSettings(max_length=16, precision="fp32")
     straight = run_finetuning(source, embedder, tmp_path / "straight", settings=settings)
-    with interrupted_at(5), pytest.raises(Interrupted):
-        run_finetuning(source, embedder, tmp_path / "killed", settings=settings)
-    assert not (tmp_path / "killed" / CHOICE).exists()
-    assert list((tmp_path / "killed" / "comparison" / "checkpoints").iterdir())
-    resumed = run_finetuning(source, embedder, tmp_path / "killed", settings=settings)
+    folder, at = tmp_path / "killed", TaskBatches.at
+
+    def disturbed(batches: TaskBatches, step: int, *rest: Any) -> Any:
+        if step == 5 and len(batches.items) == rows:
+            os.kill(os.getpid(), signal.SIGINT)
+        return at(batches, step, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TaskBatches, "at", disturbed)
+        with pytest.raises(Interrupted):
+            run_finetuning(source, embedder, folder, settings=settings)
+    assert (folder / CHOICE).exists() == (rows == 40)
+    assert (folder / "comparison").is_dir()
+    resumed = run_finetuning(source, embedder, folder, settings=settings)
     assert (resumed / CHOICE).read_text("utf-8") == (straight / CHOICE).read_text("utf-8")
     assert weights(resumed) == weights(straight)
+    assert [row["step"] for row in Run(resumed).metrics()] == [row["step"] for row in Run(straight).metrics()]
 
 
 def test_choice_is_made_once(embedder: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +441,7 @@ def test_what_is_compared(tmp_path: Path) -> None:
         assert not is_compared(data, FinetuneSettings(**values))
     assert not is_compared(replace(data, train=data.train.select(range(29))), FinetuneSettings())
     many = read_task(Source("classify", write(tmp_path / "many.csv", make_rows(560))))
-    assert not is_compared(many, FinetuneSettings()), "with 504 rows, nothing is compared"
+    assert not is_compared(many, FinetuneSettings()), "with 504 rows, the methods are not compared"
 
 
 def test_messages_of_the_comparison_are_left_out() -> None:
@@ -430,7 +493,7 @@ def test_refused_tasks(embedder: Path, tmp_path: Path) -> None:
             tmp_path / "run",
             settings=FinetuneSettings(few=True),
         )
-    with pytest.raises(ConfigError, match="contrastive trains vectors for the head of few labels; give few too"):
+    with pytest.raises(ConfigError, match="contrastive trains the vectors of few; set few as well"):
         FinetuneSettings(contrastive=True)
 
 

@@ -39,7 +39,7 @@ Rows = list[dict[str, str]]
 
 
 def make_rows(count: int, seed: int = 0) -> Rows:
-    """Texts with one of two words among others, which is the label."""
+    """Return texts whose label is the one of two words that they contain."""
     draw = random.Random(seed)
     rows = []
     for number in range(count):
@@ -75,7 +75,7 @@ def test_separable_labels_are_learned(learned: Path) -> None:
     assert results.keys() == {"accuracy", "macro_f1", "rows", "intervals", "by_label", "baseline"}
     assert results["rows"] == 40
     assert results["accuracy"] > 0.9
-    # Scored after every epoch of 20 steps.
+    # Evaluated after every epoch of 20 steps.
     metrics = [json.loads(line) for line in (learned / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["step"] for row in metrics if "dev_accuracy" in row] == [20, 40, 60, 80, 100, 120]
     assert metrics[-1]["dev_accuracy"] == results["accuracy"]
@@ -165,7 +165,7 @@ def test_published_folder_is_read_by_its_name(base: Path, tmp_path: Path) -> Non
     run = run_finetuning(Source("mrpc", tmp_path / "glue"), base, tmp_path / "run", settings=FAST)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
     assert list(results) == ["f1", "accuracy", "rows", "degenerate", "intervals", "by_label", "baseline"]
-    assert results["degenerate"].startswith("says "), "all rows are alike, and so are the answers"
+    assert results["degenerate"].startswith("says "), "equal rows have equal predictions"
     assert results["rows"] == 6
     assert load_folder(run).task is not None
     assert load_folder(run).task.names == ("0", "1")  # type: ignore[union-attr]
@@ -175,7 +175,7 @@ def test_without_dev_file_a_tenth_of_the_rows_is_kept(base: Path, tmp_path: Path
     listener = Listener()
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     run = run_finetuning(source, base, tmp_path / "run", settings=FAST, progress=listener)
-    assert "no dev (--dev) file: 4 of the training rows, a tenth, are kept for scoring" in listener.said
+    assert "no dev (--dev) file: 4 of the training rows, a tenth, are held out" in listener.said
     assert json.loads((run / "eval_results.json").read_text(encoding="utf-8"))["rows"] == 4
 
 
@@ -234,7 +234,7 @@ def test_corrected_labels_are_another_run(base: Path, tmp_path: Path) -> None:
     write(path, [rows[0] | {"label": "garden" if rows[0]["label"] == "winter" else "winter"}, *rows[1:]])
     with pytest.raises(ConfigError, match=r"content was '[0-9a-f]{32}' and is now"):
         run_finetuning(Source("classify", path), base, run, settings=FAST)
-    # A run of a version that did not write it down is gone on with.
+    # A run of an earlier version, which did not record this, is resumed.
     recorded = json.loads((run / "run.json").read_text(encoding="utf-8"))
     del recorded["content"]
     (run / "run.json").write_text(json.dumps(recorded), encoding="utf-8")
@@ -317,7 +317,7 @@ def test_mistakes_are_found_before_the_folder_is_made(base: Path, tmp_path: Path
     for source, model, message in mistakes:
         with pytest.raises((DataError, ConfigError, CheckpointError), match=message):
             run_finetuning(source, model, tmp_path / "run", settings=FAST)
-    with pytest.raises(ConfigError, match="max_length is 65, but the model reads at most 64 tokens"):
+    with pytest.raises(ConfigError, match="max_length is 65, but the model accepts at most 64 tokens"):
         run_finetuning(Source("classify", good), base, tmp_path / "run", settings=FinetuneSettings(max_length=65))
     assert not (tmp_path / "run").exists()
 
@@ -337,7 +337,7 @@ def test_length_beyond_what_the_base_reads_is_told(base: Path, tmp_path: Path) -
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     listener = Listener()
     run = run_finetuning(source, tmp_path / "short", tmp_path / "run", settings=FAST, progress=listener)
-    assert "the model reads at most 12 tokens" in listener.said
+    assert "the model accepts at most 12 tokens" in listener.said
     assert load_folder(run).tokenizer.max_length == 12
 
 

@@ -1,4 +1,4 @@
-"""Rare labels, stopping early, calibration, long texts, several labels: what fine-tuning can be told."""
+"""Options of fine-tuning: rare labels, early stopping, calibration, long texts, several labels."""
 
 import json
 import random
@@ -39,7 +39,7 @@ def results(run: Path) -> dict[str, Any]:
     return found
 
 
-# -- several labels a text ---------------------------------------------------------------------------------------------
+# -- several labels per text -------------------------------------------------------------------------------------------
 
 
 def several(path: Path, count: int, seed: int = 0) -> Path:
@@ -55,7 +55,11 @@ def several(path: Path, count: int, seed: int = 0) -> Path:
 
 @pytest.mark.parametrize("ending", [".jsonl", ".csv"])
 def test_any_number_of_labels_is_learned(base: Path, tmp_path: Path, ending: str) -> None:
-    source = Source("multilabel", several(tmp_path / f"a{ending}", 300), several(tmp_path / f"b{ending}", 60, 1))
+    source = Source(
+        "multilabel",
+        several(tmp_path / f"a{ending}", 300),
+        several(tmp_path / f"b{ending}", 60, 1),
+    )
     run = run_finetuning(source, base, tmp_path / "run", settings=replace(LEARNING, epochs=40, learning_rate=2e-3))
     assert results(run)["micro_f1"] > 0.85
     model = load(run)
@@ -90,11 +94,11 @@ def test_balanced_weights_help_a_rare_label(base: Path, tmp_path: Path) -> None:
     plain = run_finetuning(source, base, tmp_path / "plain", settings=settings)
     even = run_finetuning(source, base, tmp_path / "even", settings=replace(settings, class_weights="balanced"))
     texts = [row["text"] for row in rare]
-    said = [[one.probabilities["garden"] for one in load(run).classify(texts)] for run in (plain, even)]
-    assert min(said[1]) > 2 * max(said[0]), said
+    predicted = [[one.probabilities["garden"] for one in load(run).classify(texts)] for run in (plain, even)]
+    assert min(predicted[1]) > 2 * max(predicted[0]), predicted
 
 
-# -- stopping early ----------------------------------------------------------------------------------------------------
+# -- early stopping ----------------------------------------------------------------------------------------------------
 
 
 def test_patience_stops_and_keeps_the_best(base: Path, tmp_path: Path) -> None:
@@ -105,15 +109,15 @@ def test_patience_stops_and_keeps_the_best(base: Path, tmp_path: Path) -> None:
     scores = [row["dev_accuracy"] for row in metrics if "dev_accuracy" in row]
     assert len(scores) < 30, "it stopped"
     assert len(scores) - 1 - scores.index(max(scores)) == 2
-    assert results(run)["accuracy"] == max(scores), "the best weights were kept, not the last"
+    assert results(run)["accuracy"] == max(scores), "the best weights are saved, not the last"
     assert not (run / "best.safetensors").exists()
 
 
-def test_patience_interrupted_and_resumed_gives_the_same(base: Path, tmp_path: Path) -> None:
+def test_early_stopping_survives_a_resumption(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "a.csv", make_rows(80)), write(tmp_path / "b.csv", make_rows(40, 1)))
     settings = replace(LEARNING, epochs=30, patience=2, save_every=7)
     whole = run_finetuning(source, base, tmp_path / "whole", settings=settings)
-    for stop in (9, 23):  # in the last step of an epoch, and in the midst of one
+    for stop in (9, 23):  # in the last step of an epoch, and in the middle of one
         with pytest.raises(Interrupted), interrupted_at(stop):
             run_finetuning(source, base, tmp_path / "parts", settings=settings)
     run_finetuning(source, base, tmp_path / "parts", settings=settings)
@@ -134,9 +138,9 @@ def test_calibration_travels_with_the_folder(base: Path, tmp_path: Path) -> None
     texts = [row["text"] for row in make_rows(20, 2)]
     logits = torch.from_numpy(model.logits(texts))
     expected = (logits / found["temperature"]).softmax(-1)[:, 1]
-    said = model.classify(texts)
-    assert [one.probabilities["winter"] for one in said] == pytest.approx(expected.tolist(), abs=1e-6)
-    assert [one.label for one in said] == ["winter" if one >= found["threshold"] else "garden" for one in expected]
+    predicted = model.classify(texts)
+    assert [one.probabilities["winter"] for one in predicted] == pytest.approx(expected.tolist(), abs=1e-6)
+    assert [one.label for one in predicted] == ["winter" if one >= found["threshold"] else "garden" for one in expected]
     plain = run_finetuning(source, base, tmp_path / "plain", settings=replace(LEARNING, epochs=2))
     assert weights(run) == weights(plain), "calibration changes no weight"
 
@@ -146,20 +150,22 @@ def test_calibration_of_numbers_is_refused(base: Path, tmp_path: Path) -> None:
     source = Source("regress", write(tmp_path / "a.csv", rows))
     with pytest.raises(ConfigError, match="calibrate is for labels of texts"):
         run_finetuning(source, base, tmp_path / "run", settings=replace(FAST, calibrate=True))
-    assert not (tmp_path / "run").exists(), "it is known before anything is done"
+    assert not (tmp_path / "run").exists(), "rejected before any work starts"
 
 
 # -- long texts --------------------------------------------------------------------------------------------------------
 
 
-def test_windows_see_what_cutting_loses(base: Path, tmp_path: Path) -> None:
-    """The word that decides stands at the end, beyond the length."""
+def test_windows_cover_text_that_truncation_loses(base: Path, tmp_path: Path) -> None:
+    """Windows see a decisive word beyond the maximum length; truncation loses it."""
 
-    def late(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    def with_late_word(rows: list[dict[str, str]]) -> list[dict[str, str]]:
         return [{"text": " ".join(["the"] * 30 + [row["label"]]), "label": row["label"]} for row in rows]
 
     source = Source(
-        "classify", write(tmp_path / "a.csv", late(make_rows(80))), write(tmp_path / "b.csv", late(make_rows(20, 1)))
+        "classify",
+        write(tmp_path / "a.csv", with_late_word(make_rows(80))),
+        write(tmp_path / "b.csv", with_late_word(make_rows(20, 1))),
     )
     listener = Listener()
     scores = {}
@@ -169,7 +175,7 @@ def test_windows_see_what_cutting_loses(base: Path, tmp_path: Path) -> None:
         scores[how] = results(run)["accuracy"]
         model = load(run)
         assert model.task is not None
-        assert model.task.long_texts == how, "it is read as it was trained"
+        assert model.task.long_texts == how, "prediction uses the setting of training"
     assert scores["cut"] <= 0.6
     assert scores["head-tail"] == scores["windows"] == 1.0
     assert "80 of 80 training texts are longer than 16 tokens and are cut" in listener.said
@@ -184,7 +190,7 @@ def test_windows_see_what_cutting_loses(base: Path, tmp_path: Path) -> None:
         ("tag", {"longest_answer": 50}, "longest_answer is for answers in texts; this task is to tag"),
     ],
 )
-def test_what_a_kind_would_leave_undone_is_refused(
+def test_settings_without_effect_are_rejected(
     base: Path, tmp_path: Path, kind: str, changed: dict[str, Any], message: str
 ) -> None:
     contents = {
@@ -199,11 +205,11 @@ def test_what_a_kind_would_leave_undone_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-# Accumulation and checkpointing
+# Gradient accumulation and activation checkpointing
 
 
 def trained(base: Path, source: Source, out: Path, settings: FinetuneSettings) -> tuple[list[float], dict[str, Tensor]]:
-    """The logged losses and the weights of a run."""
+    """Return the logged losses and the weights of a run."""
     run = Run(run_finetuning(source, base, out, settings=settings))
     losses = [row["loss"] for row in run.metrics() if "loss" in row]
     return losses, {name: tensor.clone() for name, tensor in load_folder(run.folder).model.state_dict().items()}
@@ -211,7 +217,7 @@ def trained(base: Path, source: Source, out: Path, settings: FinetuneSettings) -
 
 @pytest.mark.parametrize("changes", [{}, {"mean_teacher": 1.0, "teacher_decay": 0.5}], ids=["plain", "mean teacher"])
 def test_accumulation_changes_nothing(base: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    """The last batch of an epoch has four rows for five parts."""
+    """Gradient accumulation gives the same result even if the last batch has four rows for five parts."""
     source = Source("classify", write(tmp_path / "train.csv", make_rows(20)), write(tmp_path / "dev.csv", make_rows(8)))
     settings = replace(FAST, epochs=7, dropout=0.0, learning_rate=1e-4, precision="fp32", **changes)
     losses, weights = trained(base, source, tmp_path / "whole", settings)
@@ -223,7 +229,7 @@ def test_accumulation_changes_nothing(base: Path, tmp_path: Path, changes: dict[
 
 
 def test_checkpointing_changes_nothing(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With dropout: the second pass leaves out the same. It may be turned on when a run is resumed."""
+    """With dropout, recomputation uses the same masks. Checkpointing may be enabled when a run is resumed."""
     calls: list[int] = []
     checkpoint = torch.utils.checkpoint.checkpoint
 

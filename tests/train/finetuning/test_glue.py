@@ -86,12 +86,12 @@ def test_a_tuned_model_answers_the_test_rows_of_its_task(base: Path, glue: Path,
     run = run_finetuning(Source("rte", glue), base, tmp_path / "run", settings=FAST)
     (path,) = answer_test_rows(run, Source("RTE", glue), tmp_path / "out")
     assert len(path.read_text(encoding="utf-8").splitlines()) == 4
-    # A row without a text is answered like any other: the server counts them.
+    # A row without a text gets a prediction too, because the server expects one per row.
     test = glue / "RTE" / "test.tsv"
     test.write_text("index\tsentence1\tsentence2\n0\ta river\t\n1\ta river\tb\n", encoding="utf-8")
     (path,) = answer_test_rows(run, Source("rte", glue), tmp_path / "out")
     assert [line.split("\t")[0] for line in path.read_text(encoding="utf-8").splitlines()] == ["index", "0", "1"]
-    with pytest.raises(RequestError, match="the labels of mrpc are 0, 1; this model says entailment, not_entailment"):
+    with pytest.raises(RequestError, match="the labels of mrpc are 0, 1; this model has entailment, not_entailment"):
         answer_test_rows(run, Source("mrpc", glue), tmp_path / "none")
     test.unlink()
     with pytest.raises(DataError, match="no test file of rte is there"):
@@ -104,11 +104,11 @@ def test_a_tuned_model_answers_the_test_rows_of_its_task(base: Path, glue: Path,
 def test_what_cannot_be_is_refused(base: Path, glue: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no GLUE task with train and dev files is there"):
         finetune_glue(Source("glue", glue / "RTE"), base, tmp_path / "run")
-    with pytest.raises(ConfigError, match="every task of GLUE has dev rows of its own; leave out --dev"):
+    with pytest.raises(ConfigError, match="every task of GLUE has its own dev rows; leave out --dev"):
         finetune_glue(Source("glue", glue, glue / "RTE" / "dev.tsv"), base, tmp_path / "run")
     with pytest.raises(ConfigError, match="calibrate is for labels of texts; this task is to regress"):
         finetune_glue(Source("glue", glue), base, tmp_path / "run", settings=FinetuneSettings(calibrate=True))
-    assert not (tmp_path / "run").exists(), "nothing of the tasks before it was trained in vain"
+    assert not (tmp_path / "run").exists(), "rejected before other tasks are trained"
     with pytest.raises(ConfigError, match="GLUE has dev sets; leave out --folds"):
         finetune_glue(Source("glue", glue), base, tmp_path / "run", search_settings=SearchSettings(folds=2))
 
@@ -141,7 +141,7 @@ def test_mismatched_rows_count_for_themselves_and_wnli_does_not_count(
     told = evaluate(load(out / "mnli"), Source("mnli", more_glue), split="dev_mismatched")
     assert tasks["mnli"]["mismatched"] == told.metrics["accuracy"]
     assert tasks["mnli"]["mismatched_interval"] == told.intervals["accuracy"]
-    # All rows ask the same, and the two dev sets expect different answers.
+    # All rows have the same text, and the two dev sets expect different labels.
     assert {tasks["mnli"]["mean"], tasks["mnli"]["mismatched"]} <= {0.0, 1.0}
     assert tasks["mnli"]["mean"] + tasks["mnli"]["mismatched"] <= 1.0
     counted = [tasks[name]["mean"] for name in ("sts-b", "mnli", "rte")] + [tasks["mnli"]["mismatched"]]
@@ -179,7 +179,7 @@ def test_the_table_of_a_suite_says_whose_scores_these_are(tmp_path: Path, capsys
         ["task", "metric", "mean", "deviation", "95 % interval"],
         ["mnli", "accuracy", "0.5000", "0.0100", "0.4000 to 0.6000"],
         ["mnli, mismatched", "accuracy", "0.7500", "best run alone", "0.7000 to 0.8000"],
-        ["wnli", "accuracy", "0.2500", "0.0000", ""],  # of a run that version 0.1 finished
+        ["wnli", "accuracy", "0.2500", "0.0000", ""],  # of a finished run of version 0.1
         ["average", "", "0.6250", "", "0.5000 to 0.7500"],
     ]
     print_search(tmp_path, json=True)

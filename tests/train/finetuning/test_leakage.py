@@ -29,7 +29,7 @@ def text(tmp_path: Path) -> Path:
     [
         "the PATIENTS were given the drug twice a day",
         "Before this: patients were given   the drug, twice a day (for six weeks!) and more.",
-        "nothing to do with",  # all of a short row
+        "nothing to do with",  # the whole of a short row
         "治疗后六周内没有出现任何",
         "complained. Another document speaks of other things; it has nothing to",
     ],
@@ -73,7 +73,7 @@ def test_nothing_left_is_no_text(text: Path, tmp_path: Path) -> None:
 
 
 def write_rows(path: Path, documents: list[str]) -> Path:
-    """Documents as rows; in JSON with every character beyond ASCII spelled in letters, as most programs write it."""
+    """Write documents as rows; JSON escapes all non-ASCII characters, as most programs do."""
     if path.suffix == ".parquet":
         parquet.write_table(pyarrow.table({"text": documents}), path)
     else:
@@ -91,7 +91,7 @@ def test_rows_are_found_in_documents_of_every_kind(tmp_path: Path, name: str) ->
         ("a:3", ["at all. 患者在治疗"]),
     ]
     assert list(find_overlap([path], rows)) == ["a:1", "a:2"], "each row is a document, and ends where it ends"
-    with pytest.raises(DataError, match=r"1 rows that are to be scored .*\(a:1\)"):
+    with pytest.raises(DataError, match=r"1 evaluation rows occur .*\(a:1\)"):
         refuse_overlap([path], rows[:1])
     kept = tmp_path / "kept.txt"
     assert write_without_overlap([path], rows[:1], kept) == 1

@@ -1,4 +1,4 @@
-"""The running average of a model's own weights as its second teacher."""
+"""The mean teacher: an exponential moving average of the model's own weights."""
 
 import json
 from dataclasses import replace
@@ -40,7 +40,7 @@ def test_teacher_is_the_average_of_the_weights_so_far() -> None:
         with torch.no_grad():
             weight += 1.0
         objective.train()  # as the loop does at every step
-        for _ in range(2):  # its parts
+        for _ in range(2):  # gradient-accumulation parts
             objective(batch, batch.counts)
         decay = min(0.5, (number + 1) / (number + 10))
         expected = decay * expected + (1 - decay) * weight.detach()
@@ -50,7 +50,7 @@ def test_teacher_is_the_average_of_the_weights_so_far() -> None:
     with torch.no_grad():
         weight += 1.0
     objective(batch, batch.counts)
-    assert fingerprint(objective.teacher) == kept, "it learns in training alone"
+    assert fingerprint(objective.teacher) == kept, "the average is updated only in training mode"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,23 +74,28 @@ def test_both_losses_for_every_kind(kind: str) -> None:
 
 
 def test_distance_by_hand() -> None:
-    said, taught = torch.tensor([[1.0, 2.0], [0.0, 5.0]]), torch.tensor([[0.0, 4.0], [0.0, 5.0]])
-    assert logits_distance(said, taught, torch.tensor([0, 1]), 2).item() == pytest.approx((1 + 4) / 2 / 2)
-    assert logits_distance(said, taught, torch.tensor([IGNORED, 1]), 1).item() == 0.0
-    assert logits_distance(said[:, :1], taught[:, :1], torch.tensor([0.5, 1.0]), 2).item() == pytest.approx(0.5)
+    student_logits, teacher_logits = torch.tensor([[1.0, 2.0], [0.0, 5.0]]), torch.tensor([[0.0, 4.0], [0.0, 5.0]])
+    assert logits_distance(student_logits, teacher_logits, torch.tensor([0, 1]), 2).item() == pytest.approx(
+        (1 + 4) / 2 / 2
+    )
+    assert logits_distance(student_logits, teacher_logits, torch.tensor([IGNORED, 1]), 1).item() == 0.0
+    assert logits_distance(
+        student_logits[:, :1], teacher_logits[:, :1], torch.tensor([0.5, 1.0]), 2
+    ).item() == pytest.approx(0.5)
     flags = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    assert logits_distance(said, taught, flags, 4).item() == pytest.approx(5 / 4)
+    assert logits_distance(student_logits, teacher_logits, flags, 4).item() == pytest.approx(5 / 4)
     lacking = torch.tensor([[1.0, float("-inf")]])
-    assert logits_distance(lacking, lacking + 2, torch.tensor([0]), 1).item() == pytest.approx(4)  # one option counts
+    # only one option exists
+    assert logits_distance(lacking, lacking + 2, torch.tensor([0]), 1).item() == pytest.approx(4)
 
 
-def test_weight_of_nothing_changes_nothing(base: Path, source: Source, tmp_path: Path) -> None:
+def test_zero_weight_changes_nothing(base: Path, source: Source, tmp_path: Path) -> None:
     objective = TaskObjective(make_teacher("classify"), "sequence")
     assert with_mean_teacher(objective, 0.0, 0.9) is objective
     plain = run_finetuning(source, base, tmp_path / "plain", settings=FAST)
-    taught = run_finetuning(source, base, tmp_path / "taught", settings=replace(FAST, mean_teacher=1.0))
-    assert weights(plain) != weights(taught)
-    first = json.loads((taught / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    teacher_logits = run_finetuning(source, base, tmp_path / "taught", settings=replace(FAST, mean_teacher=1.0))
+    assert weights(plain) != weights(teacher_logits)
+    first = json.loads((teacher_logits / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert first["teacher_loss"] > 0
 
 

@@ -1,4 +1,4 @@
-"""Rows that are made before training: which, how many, with which labels, and for whom not."""
+"""Augmented training rows: which, how many, with which labels, and for which tasks not."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_rows_keep_their_labels_and_places(base: Path, source: Source, way: str)
         assert text.strip()
         assert text != rows.texts[row]
         assert abs(len(text.split()) - len(rows.texts[row].split())) <= 1, "one word of six or seven"
-    assert made.texts[40:80] != made.texts[80:], "every copy is another one"
+    assert made.texts[40:80] != made.texts[80:], "all copies differ"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -128,7 +128,7 @@ def test_what_cannot_be_made_is_refused(base: Path, source: Source, tmp_path: Pa
         run_finetuning(
             source, base, tmp_path / "run", settings=settings_of("edits", synonyms=str(tmp_path / "nowhere"))
         )
-    assert not (tmp_path / "run").exists(), "it is known before anything is done"
+    assert not (tmp_path / "run").exists(), "rejected before any work starts"
     run_finetuning(source, tuned, tmp_path / "run", settings=settings_of("edits"))
 
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_made_is_refused(base: Path, source: Source, tmp_path: Pa
     ("changes", "message"),
     [
         ({"augment": "edits", "augment_copies": 0}, "augment_copies is 0; at least 1 was expected"),
-        ({"augment_copies": 2}, "augment_copies is 2, but no rows are made; choose contextual or edits as augment"),
+        ({"augment_copies": 2}, "augment_copies is 2, but augment is none; choose contextual or edits as augment"),
         ({"synonyms": "x.txt"}, "synonyms are for edits; augment is none"),
     ],
 )

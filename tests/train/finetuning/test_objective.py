@@ -21,7 +21,7 @@ def items(count: int, seed: int = 0) -> list[Item]:
 
 
 def make(rows: list[Item], batch: int = 4, seed: int = 0, **options: bool) -> Any:
-    # Not TaskBatches, whose batches may be None where there are fewer rows than parts.
+    # Typed Any instead of TaskBatches, whose batches may be None if there are fewer rows than parts.
     return TaskBatches(rows, batch, seed, 0, torch.device("cpu"), **options)
 
 
@@ -49,12 +49,12 @@ def test_rows_are_drawn_at_random_and_stand_by_length() -> None:
     batches = make(items(400), batch=8)
     lengths = np.array([batches.at(step).inputs.real.sum(1).tolist() for step in range(50)])
     assert (np.diff(lengths) >= 0).all()
-    # Means of eight lengths at random, from 1 to 59: as far apart as chance has it.
+    # Means of eight random lengths from 1 to 59 spread as much as expected by chance.
     assert lengths.mean(1).std() == pytest.approx(lengths.std() / np.sqrt(8), rel=0.2)
     assert padding(batches) > 0.3
 
 
-def test_texts_of_like_length_go_together_where_they_are_compared() -> None:
+def test_compared_texts_are_grouped_by_length() -> None:
     assert padding(make(items(400), batch=8, similar_lengths=True)) < 0.1
 
 
@@ -81,7 +81,7 @@ def test_a_number_is_never_taken_for_a_label_that_is_ignored() -> None:
     assert batch.counts == {"targets": 2}
 
 
-def test_options_of_a_choice_stay_together() -> None:
+def test_options_of_a_choice_are_batched_together() -> None:
     rows = [Item((encoding(3), encoding(4)), 1), Item((encoding(2), encoding(5), encoding(1)), 0)]
     batch = make(rows).at(0)
     assert sorted(batch.sizes) == [2, 3]

@@ -1,4 +1,4 @@
-"""What the head of a fine-tuned model reads: chosen by the folder, overridden by the settings, refused elsewhere."""
+"""Pooling of a fine-tuned model's head: chosen by the folder, overridden by the settings, rejected elsewhere."""
 
 import json
 import random
@@ -35,7 +35,7 @@ def source(tmp_path: Path) -> Source:
 
 @pytest.fixture
 def embedder(data: Path, tmp_path: Path) -> Path:
-    """A folder for sentence vectors, as MiniLM's: it pools by mean, and its pooler was never trained."""
+    """A folder for sentence vectors like MiniLM's: mean pooling, and an untrained pooler."""
     model = Bert.fresh(make_bert(data).config, pooler=True, seed=1)
     save_folder(ModelFolder(model, Tokenizer.from_folder(data)), tmp_path / "embedder")
     return tmp_path / "embedder"
@@ -71,11 +71,11 @@ def test_vectors_are_normalized_as_those_of_the_base(
     assert load_folder(run).embedding == settings
     card = (run / "model" / "README.md").read_text("utf-8")
     assert ("`cloze.load(folder).embed` returns vectors of length 1." in card) == normalize
-    # sentence-transformers gives the same vectors, or the logits of a head that reads the mean.
+    # sentence-transformers computes the same vectors, or the logits of a head on the mean.
     theirs = SentenceTransformer(str(run / "model"), device="cpu").encode(texts)
     expected = tuned.logits(texts) if pooling == "mean" else found
     assert np.allclose(theirs, expected, atol=1e-5)
-    # The vectors themselves are the mean of the states of the encoder, as transformers computes it.
+    # The vectors equal the mean of the encoder states computed by transformers.
     encoder = AutoModel.from_pretrained(run / "model", add_pooling_layer=False).eval()
     encoded = AutoTokenizer.from_pretrained(run / "model")(texts, padding=True, return_tensors="pt")
     with torch.inference_mode():
@@ -106,7 +106,7 @@ def test_pooling_of_the_base_is_kept_by_a_head_on_cls(base: Path, source: Source
 
 
 def make_pairs(count: int, seed: int = 0) -> list[dict[str, str]]:
-    """Pairs of texts, of which those with the label "same" have a word in common."""
+    """Return pairs of texts; those with the label "same" share a word."""
     draw = random.Random(seed)
     words = ["winter", "river", "stone", "light"]
     rows = []
@@ -123,15 +123,17 @@ def test_pairs_are_compared_by_a_folder_that_pools_by_mean(embedder: Path, base:
         listener = Listener()
         run = run_finetuning(source, start, tmp_path / f"run-{start.name}", settings=FAST, progress=listener)
         assert load_folder(run).model.pooling == expected
-        said = any("the two texts of a pair are encoded separately" in said for said in listener.said)
-        assert said == (expected == "separate")
+        note = any("the two texts of a pair are encoded separately" in note for note in listener.said)
+        assert note == (expected == "separate")
     card = (tmp_path / "run-embedder" / "model" / "README.md").read_text("utf-8")
     assert "`AutoModelForSequenceClassification` refuses the head" in card
     joint = run_finetuning(source, embedder, tmp_path / "joint", settings=replace(FAST, pooling="mean"))
     assert load_folder(joint).model.pooling == "mean"
 
 
-def test_many_pairs_are_read_as_one_sequence(embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_pairs_are_encoded_as_one_sequence(
+    embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trainable, "_FEW_PAIRS", 20)
     source = Source("classify", write(tmp_path / "pairs.csv", make_pairs(40)), pair="pair")
     assert load_folder(run_finetuning(source, embedder, tmp_path / "run", settings=FAST)).model.pooling == "mean"
@@ -165,12 +167,12 @@ def test_comparison_is_refused_without_pairs(embedder: Path, source: Source, tmp
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_settings_decide(embedder: Path, base: Path, source: Source, tmp_path: Path, pooling: HeadPooling) -> None:
-    for start in (embedder, base):  # the second has a pooler that was trained with next sentences
+    for start in (embedder, base):  # the second has a pooler that was trained on next-sentence prediction
         listener = Listener()
         settings = replace(FAST, pooling=pooling)
         run = run_finetuning(source, start, tmp_path / f"run-{start.name}", settings=settings, progress=listener)
         assert load_folder(run).model.pooling == pooling
-        assert not any("mean of the token states" in said for said in listener.said)
+        assert not any("mean of the token states" in note for note in listener.said)
         assert json.loads((run / "run.json").read_text("utf-8"))["pooling"] == pooling
 
 
@@ -180,7 +182,7 @@ def test_head_on_the_mean_learns(base: Path, tmp_path: Path) -> None:
     run = run_finetuning(Source("classify", train, dev), base, tmp_path / "run", settings=settings)
     assert json.loads((run / "eval_results.json").read_text("utf-8"))["accuracy"] > 0.9
     again = run_finetuning(Source("classify", train, dev), run / "model", tmp_path / "again", settings=FAST)
-    assert load_folder(again).model.pooling == "mean", "a fine-tuned head on the mean is what the folder was made for"
+    assert load_folder(again).model.pooling == "mean", "the folder's head was fine-tuned on the mean"
 
 
 @pytest.mark.parametrize("adapter", ["houlsby", "lora"])

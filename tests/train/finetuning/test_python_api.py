@@ -1,4 +1,4 @@
-"""``cloze.finetune`` and its relatives on files and data in memory, and the run that they return."""
+"""``cloze.finetune`` and related functions on files and in-memory data, and the run that they return."""
 
 import gc
 import hashlib
@@ -45,7 +45,7 @@ def weights_of(run: FinetuneRun) -> str:
 
 @pytest.fixture(scope="module")
 def expected(base: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The weights of a run on files, as the command line starts it."""
+    """The weights of a run started from the command line on files."""
     folder = tmp_path_factory.mktemp("files")
     source = cloze.Source("classify", write(folder / "train.csv", ROWS), write(folder / "dev.csv", DEV))
     return weights_of(cloze.finetune(source, base, folder / "run", settings=cloze.FinetuneSettings(**FAST)))
@@ -57,7 +57,7 @@ def run(base: Path) -> FinetuneRun:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_same_rows_give_the_same_weights_in_every_form(
+def test_the_same_rows_give_the_same_weights_in_every_format(
     form: str, base: Path, expected: str, tmp_path: Path
 ) -> None:
     found = cloze.finetune("classify", train=FORMS[form](tmp_path), dev=DEV, model=base, out=tmp_path / "run", **FAST)
@@ -205,7 +205,7 @@ def test_messages_name_settings_for_python_and_the_command_line(name: str, value
 def test_messages_of_a_run_name_settings(base: Path) -> None:
     listener = Listener()
     cloze.finetune("classify", train=ROWS, dev=DEV, model=base, few=False, epochs=1, progress=listener)
-    (line,) = [said for said in listener.said if said.startswith("learning rate")]
+    (line,) = [note for note in listener.said if note.startswith("learning rate")]
     assert line.endswith(
         "; learning_rate (--learning-rate), epochs (--epochs), batch_size (--batch-size), max_length (--max-length) "
         "override"

@@ -56,7 +56,7 @@ def test_seeds_give_mean_spread_and_the_best_model(base: Path, source: Source, t
     assert results["mean"] == pytest.approx(sum(scores) / 3)
     assert results["metric"] == "accuracy"
     assert results["best"] == rows[scores.index(max(scores))]["name"]
-    # Each run has its interval over rows, the mean one over rows and seeds.
+    # Each run has an interval over rows; the mean has one over rows and seeds.
     kept = [Resamples.read(run / "cells" / str(row["name"])) for row in rows]
     assert [row["interval"] for row in rows] == [one and one.interval for one in kept]
     assert [one and one.score for one in kept] == scores
@@ -66,7 +66,7 @@ def test_seeds_give_mean_spread_and_the_best_model(base: Path, source: Source, t
     assert "grid" not in results
     assert (run / "search.png").read_bytes().startswith(b"\x89PNG")
     assert load(run).classify(["the winter"])[0].label in {"winter", "garden"}
-    # Other models are gone, what they scored is not.
+    # Other models are deleted, their scores are not.
     assert not list(run.glob("cells/*/model"))
     assert len(list(run.glob("cells/*/eval_results.json"))) == 3
 
@@ -85,7 +85,7 @@ def test_grid_has_eighteen_cells_and_the_best_goes_over_the_seeds(
     seeds = [row for row in rows if row["part"] == "seeds"]
     assert len({row["name"] for row in grid}) == 8
     best = max(grid, key=lambda row: row["score"])  # type: ignore[arg-type, return-value]
-    assert seeds[0]["name"] == best["name"], "the first seed has been run already"
+    assert seeds[0]["name"] == best["name"], "the first seed is finished already"
     assert seeds[0]["score"] == best["score"]
     assert [row["settings"] for row in seeds] == [{**best["settings"], "seed": seed} for seed in (0, 1)]  # type: ignore[dict-item]
     results = Run(run).results()
@@ -140,14 +140,14 @@ def test_folds_score_every_row_once_and_leave_a_model_of_all(base: Path, tmp_pat
     run = search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(folds=3))
     rows = table(run)
     assert [row["results"]["rows"] for row in rows] == [11, 10, 10]  # type: ignore[index]
-    assert "On 31 training rows, which tell little of others:" in (run / "model" / "README.md").read_text(
+    assert "On 31 training rows, which say little about new ones:" in (run / "model" / "README.md").read_text(
         encoding="utf-8"
     )
     recorded = json.loads((run / "cells" / "all-rows" / "run.json").read_text(encoding="utf-8"))
     assert recorded["rows"] == 31
     results = Run(run).results()
     assert results["kept"] == "all-rows"
-    # Folds have different rows: what varies between them is rows and trainings at once.
+    # Folds have different rows: rows and training both vary between them.
     scores = [float(row["score"]) for row in rows]  # type: ignore[arg-type]
     assert results["interval"] == results["interval_over_runs"] == bounded(t_interval(scores) or (), "accuracy")
     assert results["interval_of"] == "folds"
@@ -168,7 +168,7 @@ def test_failed_runs_are_named(base: Path, source: Source, tmp_path: Path) -> No
     run = search(source, base, tmp_path / "run", settings=still, search_settings=SearchSettings(seeds=2))
     failed = [row["name"] for row in table(run) if row["failed"]]
     assert Run(run).results()["failed"] == failed
-    assert failed, "a model that is not trained says one thing of every row, or guesses"
+    assert failed, "an untrained model predicts a constant or guesses"
 
 
 def test_a_failed_run_is_not_the_best_however_it_scores(
@@ -180,7 +180,7 @@ def test_a_failed_run_is_not_the_best_however_it_scores(
         result = read_cell_result(cell, folder)
         if cell.settings.seed:
             return replace(result, failed=None)
-        return replace(result, score=2.0, failed="says 'winter' of every row")
+        return replace(result, score=2.0, failed="predicts 'winter' for every row")
 
     monkeypatch.setattr(search_module, "read_cell_result", first_says_one_thing)
     run = search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2))
@@ -204,7 +204,7 @@ def test_a_diverging_run_is_named_and_the_others_go_on(
     if len(diverging) == 2:
         with pytest.raises(
             DivergedError,
-            match=r"run: every one of 2 trainings diverged; lower learning_rate \(--learning-rate\), with fresh=True",
+            match=r"run: all 2 trainings diverged; lower learning_rate \(--learning-rate\), with fresh=True",
         ):
             asked(progress=listener)
         return
@@ -213,7 +213,7 @@ def test_a_diverging_run_is_named_and_the_others_go_on(
     assert rows[1]["name"] in results["failed"]
     assert (rows[1]["failed"], results["least"]) == ("diverged", 0.0)
     assert f"{rows[1]['name']}: step 7: the loss is nan" in listener.said
-    # It counts as 0 on every row, in the interval as in the mean.
+    # A diverged run counts as 0 on every row, in the interval as in the mean.
     survivor = Resamples.read(run / "cells" / str(rows[0]["name"]))
     assert survivor is not None
     assert results["interval"] == mean_interval([survivor, survivor.zeros()])
@@ -221,7 +221,7 @@ def test_a_diverging_run_is_named_and_the_others_go_on(
 
 
 def as_of_version_01(run: Path) -> None:
-    """Take away what searches of version 0.1 did not write."""
+    """Remove everything that searches of version 0.1 did not write."""
     for path in run.glob("cells/*/resamples.json"):
         path.unlink()
     saved = json.loads((run / TABLE).read_text(encoding="utf-8"))
@@ -236,7 +236,8 @@ def test_searches_of_version_01_are_resumed_and_shown(
     run = asked()
     scores = [row.score for row in read_cells(run)]
     as_of_version_01(run)
-    Run(run).model_folder.rename(run / "cells" / str(Run(run).results()["kept"]) / "model")  # as before its end
+    # the state before the end of the search
+    Run(run).model_folder.rename(run / "cells" / str(Run(run).results()["kept"]) / "model")
     assert asked() == run
     results = Run(run).results()
     assert results["interval_of"] == "seeds"
@@ -244,7 +245,7 @@ def test_searches_of_version_01_are_resumed_and_shown(
     print_search(run, json=False)
     assert "runs without an interval have kept no scores of rows, as those of version 0.1" in capsys.readouterr().out
     early = {name: value for name, value in results.items() if not name.startswith("interval")}
-    Run(run).write_results(early)  # finished by version 0.1
+    Run(run).write_results(early)  # as finished by version 0.1
     print_search(run, json=False)
     assert "95 % interval over" not in capsys.readouterr().out.split("\n", 1)[1]
 
@@ -309,7 +310,7 @@ def test_all_cells_compute_in_the_numbers_that_were_chosen_first(
         patched.setattr(search_module, "finetune_rows", stop)
         with pytest.raises(KeyboardInterrupt):
             search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2))
-    monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)  # busy now
+    monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)  # the machine is busy now
     run = search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2))
     asked = [json.loads(path.read_text(encoding="utf-8")) for path in run.glob("cells/*/run.json")]
     assert [one["precision"] for one in asked] == ["bf16", "bf16"]
@@ -342,13 +343,13 @@ def test_folds_need_rows_and_no_dev_set(base: Path, source: Source, tmp_path: Pa
             settings=replace(FAST, context=True),
             search_settings=SearchSettings(seeds=2),
         )
-    assert not (tmp_path / "few").exists(), "the corrected command may take the same folder"
+    assert not (tmp_path / "few").exists(), "the corrected command can use the same folder"
 
 
 @pytest.mark.parametrize("looking", [{"patience": 1}, {"calibrate": True}])
 def test_folds_are_not_looked_at_before_they_are_scored(base: Path, tmp_path: Path, looking: dict[str, Any]) -> None:
     rows = Source("classify", write(tmp_path / "rows.csv", make_rows(12)))
-    with pytest.raises(ConfigError, match=rf"has not looked at it; leave out {next(iter(looking))} \(--.*\) or folds"):
+    with pytest.raises(ConfigError, match=rf"has not used it; leave out {next(iter(looking))} \(--.*\) or folds"):
         search(rows, base, tmp_path / "run", settings=replace(FAST, **looking), search_settings=SearchSettings(folds=2))
 
 
@@ -392,7 +393,7 @@ search(Source("classify", train, dev), base, out, settings=settings, search_sett
 
 
 def kill_after(words: list[str], batches: int, seconds: float) -> bool:
-    """Run a program and kill it so long after so many batches; whether it was still there to be killed."""
+    """Run a program and kill it some seconds after a number of batches; return whether it was still running."""
     child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert child.stdout is not None
     with child.stdout as lines:
@@ -409,8 +410,8 @@ def test_killed_at_random_and_run_again_it_ends_with_the_same(base: Path, source
     subprocess.run([*words, str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL)
     draw, kills = random.Random(0), 0
     for _ in range(5):
-        # Three trainings of six batches each; what follows on a batch is a step, and at times a save or an evaluation.
-        # Few batches and a short wait, so that there is something left to kill, however fast the machine is.
+        # Three runs of six batches each; each batch is followed by a step, and sometimes by a save or an evaluation.
+        # Few batches and a short wait, so that the process is still running on a fast machine.
         kills += kill_after([*words, str(tmp_path / "killed")], draw.randint(1, 4), draw.uniform(0, 0.01))
         if Run(tmp_path / "killed").finished:
             break

@@ -1,4 +1,4 @@
-"""Vectors that tell texts apart: the loss against ``sentence-transformers``, and runs that learn and resume."""
+"""Contrastive training: the loss compared with ``sentence-transformers``, and runs that learn and resume."""
 
 import json
 import math
@@ -116,7 +116,7 @@ def write_pairs(path: Path, rows: list[tuple[str, str, float]]) -> Path:
 
 
 def rated_rows(most: float, seed: int = 0) -> list[tuple[str, str, float]]:
-    """Pairs that share a word are rated low, against what any model says at first."""
+    """Return pairs that share a word with a low score, the opposite of an untrained model's scores."""
     words = sorted({word for sentence in TEXTS for word in sentence.strip(".").lower().split()})[:12]
     draw = random.Random(seed)
     rows = []
@@ -160,7 +160,7 @@ def test_labels_are_never_taken_as_positives(tmp_path: Path) -> None:
         "similarity", write_pairs(tmp_path / "scored.jsonl", [(*row[:2], 3.5) for row in rows]), pair="pair"
     )
     assert read_similarity(scored, "contrastive").notes == (
-        "objective contrastive: every pair is taken as belonging together; 'label' is not used",
+        "objective contrastive: every pair is treated as matching; 'label' is not used",
     )
     with pytest.raises(DataError, match=r"every label in 'label' is 3.5, so there is no order to learn; expected sco"):
         read_similarity(scored)
@@ -168,7 +168,7 @@ def test_labels_are_never_taken_as_positives(tmp_path: Path) -> None:
     other.write_text("text,pair,score\na,b,1\nc,d,0\n", encoding="utf-8")
     unnamed = read_similarity(Source("similarity", other, pair="pair"))
     assert unnamed.notes == (
-        "every pair is taken as belonging together; not read: score; label (--label) names a column with scores or "
+        "every pair is treated as matching; columns not used: score; label (--label) names a column with scores or "
         "0/1 labels",
     )
     assert read_similarity(Source("similarity", other, other, pair="pair", label="score")).scores == [1.0, 0.0]
@@ -207,7 +207,7 @@ def test_texts_alone_spread_the_vectors(base: Path, text: Path, tmp_path: Path) 
 
 def test_pairs_are_learned(base: Path, tmp_path: Path) -> None:
     words = sorted({word for sentence in TEXTS for word in sentence.strip(".").lower().split()})[:20]
-    couples = list(zip(words[::2], words[1::2], strict=True))  # who belongs to whom
+    couples = list(zip(words[::2], words[1::2], strict=True))  # pairs of words that belong together
     rows = [{"text": f"{one} {filler}", "pair": f"{filler} {other}"} for one, other in couples for filler in "abcde"]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     draw = random.Random(0)
@@ -223,7 +223,7 @@ def test_pairs_are_learned(base: Path, tmp_path: Path) -> None:
         source, base, tmp_path / "run", settings=settings, similarity=SimilaritySettings(vectors="cls")
     )
     assert results(run)["auc"] > 0.8
-    assert results(run)["spearman"] > 0.5  # 0.87 is the most that two kinds of scores allow
+    assert results(run)["spearman"] > 0.5  # 0.87 is the maximum with only two distinct scores
     assert load(run).embedding.pooling == "cls"
     history = [json.loads(line).get("dev_auc") for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert results(run)["auc"] == pytest.approx(max(value for value in history if value is not None))
@@ -277,8 +277,8 @@ def test_what_is_refused(base: Path, text: Path, tmp_path: Path) -> None:
     refused("^adapter is 'lora', which training for similarity does not support; leave it out$", adapter="lora")
     refused("^calibrate is True, which training for similarity does not support; leave it out$", calibrate=True)
     refused(r"^patience is 2, but there is no dev \(--dev\) file of scored pairs, or of pairs that bel", patience=2)
-    refused(r"^max_length is 5000, but the model reads at most \d+ tokens; use that", max_length=5000)
-    refused(r"^dropout is 0, but without it a text read twice is the same; use 0.1, or rows with pairs$", dropout=0.0)
+    refused(r"^max_length is 5000, but the model accepts at most \d+ tokens; use that", max_length=5000)
+    refused(r"^dropout is 0, but both encodings of a text are then equal; use 0.1, or rows with pairs$", dropout=0.0)
     refused("^unknown pooling 'clss'; did you mean 'cls'", similarity=SimilaritySettings(vectors="clss"))
     contents = load_folder(base)
     bare = saved(
@@ -290,7 +290,7 @@ def test_what_is_refused(base: Path, text: Path, tmp_path: Path) -> None:
             source, bare, tmp_path / "run", settings=QUICK, similarity=SimilaritySettings(vectors="pooler")
         )
     (tmp_path / "one.txt").write_text("alone\n", encoding="utf-8")
-    message = r"one.txt: 1 different texts; some hundreds at the least were expected$"
+    message = r"one.txt: 1 different texts; at least a few hundred were expected$"
     refused(message, DataError, Source("similarity", tmp_path / "one.txt"))
     refused(r"one.txt: pair \(--pair\) is missing; name the column", given=replace(source, dev=tmp_path / "one.txt"))
     with pytest.raises(ConfigError, match=r"^temperature is 0; a number above 0 was expected, such as 0.05$"):
@@ -322,7 +322,7 @@ def test_finetune_leads_here(base: Path, text: Path, tmp_path: Path) -> None:
 
 def test_maximum_length_of_training_is_chosen_from_the_texts(base: Path, tmp_path: Path) -> None:
     long, listener = save_deep(base, tmp_path / "deep"), Listener()
-    # Of half of the pairs, the second text is longer than 128 tokens; each text is a sequence of its own.
+    # In half of the pairs the second text is longer than 128 tokens; each text is a sequence of its own.
     rows = [{"text": f"{word} garden", "pair": long if number % 2 else word} for number, word in enumerate(WORDS)]
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -339,7 +339,7 @@ def test_maximum_length_of_the_folder_is_kept(base: Path, text: Path, tmp_path: 
     assert longest > 24
     short = replace(QUICK, max_length=6)
     run = run_finetuning(Source("similarity", text), base, tmp_path / "run", settings=short, progress=listener)
-    assert f"trained with the first 6 tokens; the model still reads up to {longest}" in listener.said
+    assert f"trained on the first 6 tokens; the model still accepts up to {longest}" in listener.said
     assert any("training texts are longer than 6 tokens and are cut" in line for line in listener.said)
     assert load(run).tokenizer.max_length == longest
     assert SentenceTransformer(str(run / "model"), device="cpu").max_seq_length == longest

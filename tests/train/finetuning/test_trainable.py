@@ -1,4 +1,4 @@
-"""What of a model is trained: adapters, low-rank changes, heads on frozen states, upper layers, slower lower layers."""
+"""Trainable parameters: adapters, LoRA, heads on frozen states, upper layers, layer-wise learning rates."""
 
 import hashlib
 import json
@@ -67,13 +67,13 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def weights(run: Path) -> bytes:
-    """The only file of tensors that a run ends with."""
+    """Return the only tensor file of a finished run."""
     (path,) = (run / "model").glob("*.safetensors")
     return path.read_bytes()
 
 
 def trained_model(monkeypatch: pytest.MonkeyPatch, train: Callable[[], Path]) -> ModelFolder:
-    """What is about to be saved, all of it."""
+    """Return the complete model that a run is about to save."""
     seen: list[ModelFolder] = []
     for name in ("save_folder", "save_adapter"):
         monkeypatch.setattr(cloze.train.run, name, lambda contents, _: seen.append(contents))
@@ -94,12 +94,12 @@ def test_frozen_parameters_never_move_and_all_others_do(
     kept = fingerprint((name, before[name]) for name in frozen)
     assert kept == fingerprint((name, after[name].detach()) for name in frozen)
     moved = {name for name in after.keys() - frozen if name in before and torch.equal(before[name], after[name])}
-    assert moved <= {"encoder.embeddings.segment.weight"}, "the second segment's row never occurs"
+    assert moved <= {"encoder.embeddings.segment.weight"}, "the second segment is never used"
     if way in ATTACHED:
         assert contents.adapter is not None
         assert part_tensors(parts_of(contents.model, contents.adapter.attachment)).keys() == after.keys() - frozen
         assert "encoder.embeddings.token.weight" in frozen
-        # A pooler that may never have learned anything is trained with the head that reads it.
+        # A pooler that may be untrained is trained with the head that uses it.
         assert ("pooler.dense.weight" in frozen) == (WAYS[way].get("frozen") is not None)
     elif "freeze_layers" in WAYS[way]:
         assert {name.rpartition(".")[0] for name in frozen if "layers.1." in name} == set()
@@ -119,7 +119,7 @@ def test_resumed_is_uninterrupted_to_the_bit(base: Path, source: Source, tmp_pat
 
 @pytest.mark.parametrize("way", ["houlsby", "lora", "mix lstm"])
 def test_separable_labels_are_learned(data: Path, tmp_path: Path, way: str) -> None:
-    # A base that was never trained has to be a lively one: what its attention brings is all that adapters can read.
+    # Untrained adapters need a base with large initial weights: they only see what its attention computes.
     lively = Bert.fresh(replace(make_bert(data).config, initial_deviation=0.2), ("mlm", "nsp"), seed=1)
     save_folder(ModelFolder(lively, Tokenizer.from_folder(data)), tmp_path / "base")
     source = Source(
@@ -139,7 +139,7 @@ def test_separable_labels_are_learned(data: Path, tmp_path: Path, way: str) -> N
 
 
 def write_tags(path: Path, count: int, seed: int) -> Path:
-    """Sentences with a word to each line, of which two are names, each of a kind of its own."""
+    """Write sentences with one word per line, with two names of different types each."""
     tags = {"winter": "B-X", "garden": "B-Y"}
     sentences = [row["text"].split() for row in make_rows(count, seed)]
     lines = [[f"{word} {tags.get(word, 'O')}" for word in words] for words in sentences]
@@ -259,7 +259,7 @@ def test_scales_stay_with_every_rate_and_after_a_resume() -> None:
     set_rate(optimizer, 0.8)
     expected = [0.1, 0.2, 0.4, 0.8]
     assert sorted({group["lr"] for group in optimizer.param_groups}) == pytest.approx(expected)
-    assert optimizer.param_groups[0]["lr"] == 0.8, "the rate that is told"
+    assert optimizer.param_groups[0]["lr"] == 0.8, "the reported rate"
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(bert.parameters()))
     restore_optimizer(optimizer, optimizer_tensors(optimizer))
     set_rate(optimizer, 0.8)
@@ -273,7 +273,9 @@ def test_more_frozen_layers_than_there_are_is_refused() -> None:
     with pytest.raises(ConfigError, match="freeze_layers is 4, but the model has 3 layers"):
         make_trainable(random_bert(SMALL, ["sequence"]), FinetuneSettings(freeze_layers=4))
     shared = replace(SMALL, embedding_size=8, shared_layers=True)
-    with pytest.raises(ConfigError, match="freeze_layers is 1, but all layers of this model are one; leave it out"):
+    with pytest.raises(
+        ConfigError, match="freeze_layers is 1, but all layers of this model share their weights; leave it out"
+    ):
         make_trainable(random_bert(shared, ["sequence"]), FinetuneSettings(freeze_layers=1))
 
 

@@ -1,4 +1,4 @@
-"""The command that a card gives is read back as the very settings that the model was made with."""
+"""The command in a model card parses to the settings that the model was trained with."""
 
 import shlex
 from pathlib import Path
@@ -36,7 +36,7 @@ WAYS = {
 
 
 def read_back(line: str) -> tuple[PretrainSettings, str | None]:
-    """What the command line makes of a line that a shell has split."""
+    """Return the settings that the command line parses from a shell command."""
     program, command, *words = shlex.split(line)
     assert program == "cloze"
     _, bound, _ = build(command).parse_args(words, exit_on_error=False, print_error=False)
@@ -50,7 +50,7 @@ def test_command_is_read_back_as_the_same_settings(name: str) -> None:
     assert read_back(pretraining_command(WAYS[name], "runs/my model")) == (WAYS[name], "runs/my model")
 
 
-def test_command_names_what_is_not_the_default_and_no_more() -> None:
+def test_command_contains_only_non_default_values() -> None:
     assert pretraining_command(PretrainSettings()) == "cloze pretrain DATA --out RUN"
     settings = PretrainSettings(steps=20, mask_mix=(1.0, 0.0, 0.0), masking="correction", similar=Path("a b.tsv"))
     assert pretraining_command(settings) == (

@@ -56,7 +56,7 @@ def test_loss_is_that_of_transformers_on_the_same_blanks(base: Path, text: Path,
     assert ours["blanks"] == blanks
     assert ours["mlm_loss"] == pytest.approx(total / blanks, abs=1e-5)
     assert 0 < ours["standard_error"] < 0.2
-    # By hand, from the text itself: whatever the pieces are, words and characters are the same.
+    # Counted from the text itself: words and characters do not depend on the vocabulary.
     whole = text.read_text(encoding="utf-8").lower()
     tokens = len(tokenizer.encode_ids([whole])[0])
     words, characters = len(re.findall(r"\w+|[^\w\s]", whole)), len("".join(whole.split()))
@@ -97,7 +97,7 @@ def test_a_model_without_the_head_is_named(base: Path, text: Path, tmp_path: Pat
 
 def test_more_tokens_than_the_model_reads_are_refused(base: Path, text: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"max_length is 9999, but the model reads at most (\d+) tokens; use --max-length \1"
+        ConfigError, match=r"max_length is 9999, but the model accepts at most (\d+) tokens; use --max-length \1"
     ):
         evaluate_masked_words([text], base, settings=MlmEvaluationSettings(max_length=9999))
     with pytest.raises(ConfigError, match="tokens is 0; at least 1"):

@@ -51,7 +51,7 @@ def test_without_a_second_phase_nothing_changes_at_the_end(data: Path) -> None:
 
 
 def test_what_would_end_the_second_phase_is_told_before_the_first(data: Path) -> None:
-    # Sequences as long as the corpus: enough of the short ones, not one batch of the long ones.
+    # Sequences as long as the corpus: enough short ones, but not a single batch of long ones.
     long = replace(TWO, objective="none", long_length=30_000, batch_size=64)
     with pytest.raises(DataError, match=r"sequences of 30000 tokens, fewer than one batch"):
         open_phases(data, replace(long, accumulate=64)).check(1, 64)
@@ -99,7 +99,7 @@ def test_long_sequences_are_measured_under_names_of_their_own(data: Path, finish
     assert {name for name in results if name.startswith("held_out")} == expected
     rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["step"] for row in rows if "held_out_long_mlm_loss" in row] == [4, 8]
-    # Each is what the model that came out has on sequences of that length.
+    # Each figure equals the final model's loss on sequences of that length.
     objective = PretrainingObjective(load_folder(finished).model.eval(), ("mlm", "nsp"), torch.device("cpu"))
     with torch.inference_mode():
         again = evaluate_held_out(open_unseen(data, TWO, Listener()), objective)
@@ -120,7 +120,7 @@ def test_too_little_held_out_text_for_long_sequences_is_told_of(data: Path) -> N
     assert short.name == "held_out"
     assert listener.said == [
         f"{data}: too little text is held out for sequences of 30000 tokens; "
-        "prepare it with a larger --held-out to see more"
+        "prepare it with a larger --held-out to evaluate on more"
     ]
 
 

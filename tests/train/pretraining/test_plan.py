@@ -24,7 +24,7 @@ RUNS = [
 SETTINGS = PretrainSettings(preset="tiny", batch_size=4, max_length=24, steps=1000)
 
 
-def test_expected_loss_is_that_of_the_nearest_size_after_as_much_text() -> None:
+def test_expected_loss_is_that_of_the_nearest_size_for_the_same_text() -> None:
     cases = [(2_000, 1_000, 5.0, "small one"), (500_000, 10_000, 3.0, "large one"), (500_000, 10**9, 3.0, "large one")]
     for parameters, tokens, loss, name in cases:
         found = expected_loss(parameters, tokens, RUNS)
@@ -41,8 +41,8 @@ def test_less_text_than_was_recorded_gives_a_bound_from_below() -> None:
         assert (found.loss, found.bound) == (4.0 if tokens >= 10_000 else 6.0, bound)
 
 
-def test_more_text_is_never_expected_to_be_worse() -> None:
-    """Where a run went on with its rate up again, its loss did, too."""
+def test_expected_loss_never_rises_with_more_text() -> None:
+    """The expected loss never rises with more text, although recorded losses do after the learning rate is raised."""
     for run in recorded_runs():
         tokens = range(run["points"][0][0], run["points"][-1][0], 50_000)
         found = [expected_loss(run["parameters"], seen, [run]) for seen in tokens]
@@ -57,7 +57,7 @@ def test_recorded_runs_fall_and_are_in_order() -> None:
         assert losses[0] > losses[-1]
 
 
-def test_broken_record_is_told(tmp_path: Path) -> None:
+def test_broken_record_is_reported(tmp_path: Path) -> None:
     (tmp_path / "runs.json").write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match=r"runs.json: cannot be read .*; install cloze again"):
         recorded_runs(tmp_path / "runs.json")
@@ -72,7 +72,7 @@ def test_plan_adds_up(data: Path, tmp_path: Path) -> None:
     assert planned.epochs > 1
     assert 0 < planned.share_of_peak < 1.5
     assert planned.estimate.weight_bytes == 4 * planned.estimate.parameters
-    # With the program itself, which takes a few hundred megabytes.
+    # The peak includes the interpreter and libraries (a few hundred MB).
     assert planned.estimate.total_bytes < planned.peak_bytes < planned.estimate.total_bytes + 8 * 2**30
     assert not list(tmp_path.iterdir())
 
@@ -150,11 +150,11 @@ def test_a_large_step_is_worked_out_from_a_part_of_it(data: Path, monkeypatch: p
         assert worked_out.tokens_per_step == pytest.approx(whole.tokens_per_step, rel=0.2)
         assert worked_out.seconds_per_step > whole.seconds_per_step / 10
     assert planned.estimate == whole.estimate
-    # What the process had before counts too, so that only the part that was not run can be compared.
+    # The peak includes memory that the process used before, so only the remaining part can be compared.
     assert planned.peak_bytes > planned.estimate.activation_bytes
 
 
-def test_more_than_the_memory_is_said_by_plan_and_refused_by_pretrain(
+def test_excess_memory_is_reported_by_plan_and_rejected_by_pretrain(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = AvailableMemory(30 * 2**20, "a made limit")
@@ -162,11 +162,11 @@ def test_more_than_the_memory_is_said_by_plan_and_refused_by_pretrain(
         monkeypatch.setattr(place, "available_memory", lambda: there)
     monkeypatch.setattr(module, "resident_memory", lambda: 0)
     monkeypatch.setattr(module, "TIMED_TOKENS", 100)
-    said: list[str] = []
+    messages: list[str] = []
     progress = Silent()
-    monkeypatch.setattr(progress, "say", said.append)
+    monkeypatch.setattr(progress, "say", messages.append)
     plan(data, settings=LARGE, progress=progress)
-    assert any("but 30 MB are available here (a made limit); --accumulate" in line for line in said)
+    assert any("but 30 MB are available here (a made limit); --accumulate" in line for line in messages)
     message = (
         r"a step of 64 sequences of up to 24 tokens in 1 parts \(parameters and moments \d+ MB, states \d+ MB\) needs "
         r"about \d+ MB of memory, but 30 MB are available \(a made limit\); use a smaller --batch-size, more parts "

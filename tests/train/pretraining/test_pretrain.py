@@ -41,7 +41,7 @@ def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     at = PretrainingBatches.at
 
     def disturbed(batches: PretrainingBatches, wanted: int, part: int = 0, parts: int = 1) -> PretrainingBatch:
-        if wanted == step and batches.seed == SETTINGS.seed:  # not one of those for evaluation
+        if wanted == step and batches.seed == SETTINGS.seed:  # not a batch for evaluation
             os.kill(os.getpid(), signal.SIGTERM)
         return at(batches, wanted, part, parts)
 
@@ -72,7 +72,7 @@ def test_finished_run_holds_a_model_and_its_story(finished: Path, data: Path) ->
     }
     assert 0.5 <= results["held_out_nsp_constant"] <= 1
     steps = [json.loads(line)["step"] for line in (finished / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert steps == [3, 6, 6]  # two evaluations and the one line of losses
+    assert steps == [3, 6, 6]  # two evaluations and one line of losses
     model = load_folder(finished)
     assert model.model.head_names == ("mlm", "nsp")
     assert model.tokenizer.pieces == Tokenizer.from_folder(data).pieces
@@ -119,7 +119,7 @@ def test_changed_settings_are_refused_until_fresh(data: Path, tmp_path: Path, mo
 def test_folder_of_others_is_left_alone(data: Path, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear all", encoding="utf-8")
     for place in (tmp_path, tmp_path / "letter.txt"):
-        with pytest.raises(ConfigError, match="exists and holds no run; choose another out"):
+        with pytest.raises(ConfigError, match="exists but is not a run; choose another out"):
             pretrain(data, place, settings=SETTINGS, fresh=True)
     assert (tmp_path / "letter.txt").read_text(encoding="utf-8") == "dear all"
 
@@ -149,7 +149,7 @@ def test_a_corpus_with_a_flipped_byte_is_refused_before_the_folder_is_made(data:
 
 
 def test_loss_falls_where_there_is_something_to_learn(tmp_path: Path) -> None:
-    # Twenty documents that say one of two sentences over and over: each word follows from its neighbours.
+    # Twenty documents that repeat one of two sentences: each word follows from its neighbours.
     sentences = ["The old captain follows the silver river.", "Winter music leaves every small garden slowly."]
     text = "\n\n".join("\n".join([sentences[number % 2]] * 12) for number in range(20))
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
@@ -159,11 +159,11 @@ def test_loss_falls_where_there_is_something_to_learn(tmp_path: Path) -> None:
     run = pretrain(data, tmp_path / "run", settings=settings)
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [json.loads(line)["mlm_loss"] for line in lines]
-    # How often each word occurs is worth 2.6 nats a word; to get well below, the neighbours must be read.
+    # Word frequencies alone give a loss of 2.6 nats per word; a much lower loss requires the context.
     assert losses[0] > 2.6
     assert losses[-1] < 2.0
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
-    assert results.keys() == {"steps", "hours", "tokens_seen"}  # nothing was held out
+    assert results.keys() == {"steps", "hours", "tokens_seen"}  # no text was held out
 
 
 def equal(one: nn.Module, other: nn.Module) -> bool:
@@ -172,7 +172,7 @@ def equal(one: nn.Module, other: nn.Module) -> bool:
 
 
 def test_goes_on_from_a_model_with_its_heads(data: Path, base: Path, tmp_path: Path) -> None:
-    # At so small a rate nothing moves that was there before.
+    # At this learning rate, existing parameters do not change.
     settings = PretrainSettings(steps=1, batch_size=4, max_length=24, learning_rate=1e-12, weight_decay=0.0)
     listener = Listener()
     run = pretrain(data, tmp_path / "run", model=base, settings=settings, progress=listener)
@@ -220,9 +220,9 @@ def test_longest_input_is_what_was_trained(finished: Path, data: Path, tmp_path:
 
 
 def test_fresh_is_heard_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever starts processes again, after one has died, does it with the same command."""
+    """--fresh is applied once: a launcher that restarts a dead process uses the same command."""
     interrupt_at(3, monkeypatch)
-    message = r"stopped and saved at step 4; the same command, without fresh=True \(--fresh\), goes on"
+    message = r"stopped and saved at step 4; run the same command, without fresh=True \(--fresh\), to resume"
     with pytest.raises(Interrupted, match=message):
         pretrain(data, tmp_path / "run", settings=SETTINGS, fresh=True)
     monkeypatch.undo()
@@ -263,7 +263,7 @@ def test_what_a_training_does_not_take_over_is_told(data: Path, finished: Path, 
     listener = Listener()
     settings = replace(SETTINGS, objective="none", steps=1)
     run = pretrain(data, tmp_path / "run", model=tmp_path / "base", settings=settings, progress=listener)
-    assert f"{tmp_path / 'base'}: its heads nsp have no part in this training and are left out" in listener.said
+    assert f"{tmp_path / 'base'}: its heads nsp are not used by this objective and are dropped" in listener.said
     found = load_folder(run)
     assert found.model.head_names == ("mlm",)
     assert found.embedding == EmbeddingSettings("cls", normalize=True)
@@ -277,6 +277,7 @@ def test_a_text_without_anything_held_out_is_told_of(tmp_path: Path) -> None:
     listener = Listener()
     run = pretrain(data, tmp_path / "run", settings=replace(SETTINGS, steps=1), progress=listener)
     assert listener.said == [
-        f"{data}: too little text is held out to look at; prepare it with a larger --held-out to see more"
+        f"{data}: too little text is held out for an evaluation; "
+        "prepare it with a larger --held-out to evaluate on more"
     ]
     assert "- none: too little text was held out" in (run / "model" / "README.md").read_text("utf-8")

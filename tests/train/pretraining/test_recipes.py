@@ -21,7 +21,7 @@ def test_every_recipe_is_a_setting(name: str) -> None:
 
 
 def test_bert_is_the_default() -> None:
-    """But for Adam's epsilon, with which Google's code differs from PyTorch's."""
+    """The default recipe is that of BERT, except for Adam's epsilon, where Google's code differs from PyTorch."""
     assert PretrainSettings(**read_recipe("bert")) == PretrainSettings(epsilon=1e-6)
 
 
@@ -51,11 +51,11 @@ def test_a_model_goes_on_by_the_recipe_that_made_it(data: Path, tmp_path: Path) 
     again, _ = start_model(tokenizer, settings, tmp_path / "albert", Silent())
     assert (again.config.shared_layers, again.config.embedding_size) == (True, 128)
     for change in ({"embedding_size": 64}, {"embedding_size": 64, "shared_layers": False}):
-        with pytest.raises(ConfigError, match="has its shape already; shared_layers and embedding_size are of new"):
+        with pytest.raises(ConfigError, match="already has its shape; shared_layers and embedding_size are for new"):
             start_model(tokenizer, replace(settings, **change), tmp_path / "albert", Silent())  # type: ignore[arg-type]
 
 
 def test_a_model_does_not_take_the_shape_of_another_recipe(base: Path, data: Path) -> None:
     settings = PretrainSettings(max_length=16, **read_recipe("albert"))
-    with pytest.raises(ConfigError, match="has its shape already"):
+    with pytest.raises(ConfigError, match="already has its shape"):
         start_model(Tokenizer.from_folder(data), settings, base, Silent())

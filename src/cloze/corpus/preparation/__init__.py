@@ -1,1 +1,1 @@
-"""cloze prepare: text files to memory-mapped shards, in parallel and resumable."""
+"""``cloze prepare``: convert text files to memory-mapped shards, in parallel and resumably."""

@@ -1,8 +1,8 @@
 """Prepare shards as cluster jobs, on Slurm or Ray, through the executors of ``datatrove``.
 
-Each job makes one shard with the same function as a local worker, from the same work folder. The work folder and the
-text files must be on a file system that all machines share. Interrupting the command does not stop Slurm jobs;
-re-running it checks which shards exist, waits for running jobs, and submits new ones for missing shards.
+Each job builds one shard with the same function and from the same work folder as a local worker. The work folder and
+the text files must be on a file system that all machines share. Interrupting the command does not stop Slurm jobs.
+Re-running it checks which shards exist, waits for running jobs, and submits new jobs for missing shards.
 """
 
 import os
@@ -24,7 +24,7 @@ from cloze.progress import Progress
 
 CLUSTER = "cluster"
 _JOB = "job.json"
-# Polling interval; also the delay between a job's end and the last check, as cluster file systems may lag.
+# Polling interval, also used as the delay between the end of a job and the last check: cluster file systems may lag.
 POLL_SECONDS = 10.0
 _COMPLETIONS = "completions"
 
@@ -32,13 +32,13 @@ ListMissing = Callable[[], list[int]]
 
 
 class ShardJob:
-    """The pipeline step of a job, as datatrove expects it; it is pickled and sent to the job."""
+    """The pipeline step of a job in the form that datatrove expects; it is pickled and sent to the job."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder.resolve())
 
     def __call__(self, data: Any, rank: int = 0, world_size: int = 1) -> None:  # noqa: ARG002 (datatrove's signature)
-        """Make the shard whose number is the rank of the job."""
+        """Build the shard whose number is the rank of the job."""
         with closing(ShardMaker(Path(self.folder))) as maker:
             maker.make(rank)
 
@@ -54,15 +54,15 @@ def check_engine(settings: EngineSettings) -> None:
                 f"engine is {settings.engine}, which needs {name}; install it with: pip install 'cloze-bert[cluster]'"
             )
     if settings.engine == "slurm" and shutil.which("sbatch") is None:
-        raise ConfigError("engine is slurm, but there is no sbatch here; give the command on a machine of the cluster")
+        raise ConfigError("engine is slurm, but sbatch was not found; run the command on a machine of the cluster")
 
 
 def make_on_cluster(
     folder: Path, count: int, missing: ListMissing, settings: EngineSettings, progress: Progress
 ) -> None:
-    """Submit jobs for the missing ones of ``count`` shards, and return when all exist."""
+    """Submit jobs for those of ``count`` shards that are missing, and return when all exist."""
     logs = folder / CLUSTER
-    # Rerun completed jobs whose shard is missing.
+    # Re-run completed jobs whose shard is missing.
     for shard in missing():
         (logs / _COMPLETIONS / f"{shard:05d}").unlink(missing_ok=True)
     if settings.engine == "slurm":
@@ -72,7 +72,8 @@ def make_on_cluster(
     if left := missing():
         raise ClozeError(
             f"{folder}: the jobs have ended, but {len(left)} of {count} shards are missing (the first is "
-            f"{left[0]:05d}); {logs}/logs tells why; the finished ones are kept: the same command goes on"
+            f"{left[0]:05d}); see {logs}/logs for the reason; the finished shards are saved: run the same command to "
+            "resume"
         )
 
 
@@ -107,10 +108,10 @@ def _run_on_slurm(folder: Path, count: int, missing: ListMissing, settings: Engi
         try:
             executor.run()
         except (OSError, subprocess.CalledProcessError) as error:
-            raise ClozeError(f"sbatch has refused the jobs ({error}); its own words are above") from error
+            raise ClozeError(f"sbatch rejected the jobs ({error}); see its message above") from error
         job = str(executor.job_id)
         replace_json(record, {"job": job})
-    progress.say(f"waiting for Slurm's job {job}; Ctrl-C ends the waiting, not the job")
+    progress.say(f"waiting for Slurm job {job}; Ctrl-C stops waiting but does not cancel the job")
     while left := missing():
         progress.advance("shards", count - len(left), count)
         is_queued = _is_queued(job)

@@ -1,13 +1,15 @@
-"""Deduplication: which documents ``cloze prepare`` drops because an earlier one is the same, or nearly so.
+"""Deduplication: find documents that ``cloze prepare`` drops because they duplicate an earlier one, exactly or nearly.
 
-Workers hash the documents of every shard and write the hashes to files. Then one process compares all hashes in the
-order of the text and keeps the first of each group of duplicates, so that the choice depends on the text alone.
+Workers hash the documents of each shard and write the hashes to files. Then one process compares all hashes in the
+order of the text and keeps the first document of each group of duplicates, so the result depends on the text only.
 
-``exact``: the same words in the same order, ignoring case and whitespace; 16 bytes of BLAKE2 per document.
-``near``: MinHash (Broder 1997) over shingles of five words, 480 bytes per document. Documents that agree in one of 20
-bands of 6 values are compared by all 120 values; the share of equal ones estimates the Jaccard similarity (Leskovec,
-Rajaraman and Ullman, "Mining of Massive Datasets", chapter 3). Two documents of similarity 0.8 agree in some band with
-probability 0.998. Similarity is transitive here: two documents that are both like a third count as alike.
+``exact``: documents with the same words in the same order, ignoring case and whitespace; a 16-byte BLAKE2 hash each.
+
+``near``: MinHash (Broder 1997) over shingles of five words, 480 bytes per document. The 120 values of a signature form
+20 bands of 6. Documents with an equal band are candidates, and their whole signatures are compared: the fraction of
+equal values estimates the Jaccard similarity of their shingles (Leskovec, Rajaraman and Ullman, "Mining of Massive
+Datasets", chapter 3). Two documents with similarity 0.8 share a band with probability 0.998. Groups are transitive: two
+documents that are both similar to a third one are in the same group.
 """
 
 import hashlib
@@ -26,7 +28,7 @@ BANDS, ROWS = 20, 6
 SIMILARITY = 0.8
 SHINGLE = 5  # words
 _HASHED_AT_ONCE = 4096
-# Pairs of signatures that are compared at once, 480 bytes each.
+# Pairs of signatures compared at once; a signature has 480 bytes.
 _COMPARED_AT_ONCE = 50_000
 _MOST_WORDS = 400_000
 _WORD = re.compile(f"[{''.join(f'{chr(first)}-{chr(last)}' for first, last in IDEOGRAPHS)}]|\\w+")
@@ -36,7 +38,7 @@ Signatures = NDArray[np.uint32]
 
 
 class ExactHasher:
-    """Hashes documents to two 64-bit numbers each: (D, 2)."""
+    """Computes a hash of two 64-bit numbers per document: (D, 2)."""
 
     def __init__(self) -> None:
         self._hashes: list[bytes] = []
@@ -56,7 +58,7 @@ class ExactHasher:
 
 
 class NearHasher:
-    """Hashes documents to MinHash signatures of 120 32-bit numbers each: (D, 120)."""
+    """Computes a MinHash signature of 120 32-bit numbers per document: (D, 120)."""
 
     def __init__(self) -> None:
         generator = np.random.default_rng(0)
@@ -98,7 +100,7 @@ class NearHasher:
         for place, power in enumerate(self._powers):
             runs += (numbers[place : place + count] ^ (numbers[place : place + count] >> np.uint64(29))) * power
         runs = np.unique(runs)
-        # The high half of a product depends on all bits of the number, the low half only on the low ones.
+        # The high half of a product depends on all bits of the factors, the low half only on their low bits.
         smallest: Signatures = ((runs * self._factors + self._terms) >> np.uint64(32)).min(axis=1).astype(np.uint32)
         return smallest
 
@@ -108,12 +110,12 @@ class NearHasher:
 
 
 def keep_first(hash_files: Sequence[Path], kind: Literal["exact", "near"], scratch: Path) -> list[NDArray[np.bool_]]:
-    """Decide which documents to keep: the first of every group of duplicates.
+    """Return which documents to keep: the first of each group of duplicates.
 
     Args:
         hash_files: The hashes of each shard's documents, in the order of the text.
-        kind: What they were hashed with: ``ExactHasher`` or ``NearHasher``.
-        scratch: A file to write all hashes to; it is removed afterwards.
+        kind: The hasher that wrote them: ``ExactHasher`` or ``NearHasher``.
+        scratch: A temporary file for all hashes; it is removed afterwards.
 
     Returns:
         For each shard, whether each of its documents is kept.
@@ -144,12 +146,12 @@ def keep_exact(hashes: Hashes) -> NDArray[np.bool_]:
 
 
 def keep_near(signatures: Signatures) -> NDArray[np.bool_]:
-    """Return for each document whether it is the first of its near-duplicates; the array may be a memory map."""
-    first = np.arange(len(signatures))  # the earliest document known to be like this one
+    """Return for each document whether it is the first of its near-duplicates; the array may be memory-mapped."""
+    first = np.arange(len(signatures))  # the earliest document known to be similar to each document
     for band in range(BANDS):
         keys = _band_keys(signatures, band)
         order = np.argsort(keys, kind="stable")
-        # Compare each document with its predecessor and with the first document that has the same key.
+        # Compare each document with the previous and with the first document that has the same key.
         is_new = np.ones(len(order), bool)
         is_new[1:] = keys[order[1:]] != keys[order[:-1]]
         heads = order[np.maximum.accumulate(np.where(is_new, np.arange(len(order)), 0))]
@@ -171,7 +173,7 @@ def _band_keys(signatures: Signatures, band: int) -> Hashes:
 def _join(
     first: NDArray[np.int64], signatures: Signatures, earlier: NDArray[np.int64], later: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Join the groups of pairs of documents that turn out to be alike."""
+    """Merge the groups of those pairs (earlier, later) whose signatures are similar; return the updated ``first``."""
     new = first[earlier] != first[later]
     earlier, later = earlier[new], later[new]
     alike = np.zeros(len(earlier), bool)

@@ -1,11 +1,11 @@
-"""Sentences -> ids and word starts, the content of a shard.
+"""Encode sentences as ids and word starts, the content of a shard.
 
-``text.segmentation.encode_words`` is the reference. This module has a fast path with the same
-results for sentences that consist only of well-known characters, those that BERT's tokenizer and the segmenter treat
-alike. The fast path splits such a sentence at whitespace and punctuation, and Chinese where the segmenter does, and it
-caches the ids of each word. Arrow splits the text and finds the distinct words, so that Python handles each word once
-per block, not once per occurrence. All other sentences, and all sentences if an OOV ladder is on, take the reference
-path. A test compares the two.
+``text.segmentation.encode_words`` is the reference implementation. This module adds a fast path with the same results
+for sentences that consist of well-known characters only, which BERT's tokenizer and the segmenter treat alike. The fast
+path splits a sentence at whitespace and punctuation, and Chinese text at the segmenter's word boundaries, and caches
+the ids of each word. Arrow splits the text and finds the distinct words, so Python handles each word once per block
+instead of once per occurrence. All other sentences, and all sentences if an OOV ladder is active, use the reference
+implementation. A test compares the two.
 """
 
 import re
@@ -28,10 +28,10 @@ from cloze.text.segmentation import WordSplitter, encode_words
 # Limits of the word cache, which takes 100 to 200 bytes per word.
 MAX_CACHED_WORDS = 300_000
 MAX_CACHED_CHARACTERS = 6_000_000
-# Latin, Greek and Cyrillic: their letters and digits are never word boundaries.
+# End of Latin, Greek and Cyrillic, whose letters and digits are never word boundaries.
 _LETTERS_END = 0x0500
 _PUNCTUATION_RANGES = ((0x21, 0x7F), (0x2010, 0x2028), (0x3001, 0x301C), (0xFF01, 0xFF66))
-# The code points that are ideographs in every version of Unicode.
+# Code points that are ideographs in every version of Unicode.
 _IDEOGRAPHS = "\u3400-\u4db5\u4e00-\u9fa5"
 _SEPARATOR = "\0"  # between sentences; not a well-known character
 
@@ -65,7 +65,7 @@ class _WordCache:
         self._clear()
 
     def _clear(self) -> None:
-        self._numbers: dict[str, int] = {_SEPARATOR: 0, "": 1}  # "": Arrow yields it at leading and trailing whitespace
+        self._numbers: dict[str, int] = {_SEPARATOR: 0, "": 1}  # "": Arrow's result for leading, trailing whitespace
         self._characters = 0
         self._ids = array("i")
         self._starts = array("b")
@@ -75,7 +75,7 @@ class _WordCache:
         """Encode an Arrow array of words with ``_SEPARATOR`` between sentences."""
         distinct = words.dictionary_encode()
         numbers = self._word_numbers(distinct.dictionary.to_pylist())[distinct.indices.to_numpy()]
-        # 32-bit integers throughout: memory bandwidth dominates here.
+        # All integers have 32 bits, because memory bandwidth dominates here.
         begins = np.frombuffer(self._begins, np.int32)
         firsts = begins[numbers]
         sizes = begins[numbers + 1] - firsts  # tokens of each word
@@ -105,7 +105,7 @@ class _WordCache:
 
 
 class SentenceEncoder:
-    """Encode sentences with a tokenizer and a word splitter, caching the ids of words."""
+    """Encodes sentences with a tokenizer and a word splitter, caching the ids of words."""
 
     def __init__(self, tokenizer: Tokenizer, splitter: WordSplitter, *, has_dictionary: bool) -> None:
         self._tokenizer = tokenizer
@@ -117,10 +117,10 @@ class SentenceEncoder:
         self._segmented = _WordCache(self._tokenize_each)
 
     def encode(self, sentences: Sequence[str]) -> EncodedSentences:
-        """Encode sentences, about a hundred thousand characters per call; a sentence without tokens has length 0."""
+        """Encode sentences, at best 100,000 characters or more per call; a sentence without tokens has length 0."""
         if not sentences:
             return EncodedSentences(np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0, np.int64))
-        # Most texts consist of well-known characters only: check all sentences at once.
+        # Most texts consist of well-known characters only, so check all sentences at once first.
         if self._is_well_known(" ".join(sentences)):
             return self._encode_cached(sentences)
         runs = groupby(sentences, self._is_well_known)
@@ -161,7 +161,7 @@ class SentenceEncoder:
         return kernels.ascii_split_whitespace(arrow.array([text])).values
 
     def _tokenize(self, words: list[str]) -> EncodedSentences:
-        """Tokenize words as one text, several times faster than one by one; word starts separate them again."""
+        """Tokenize words as one text, several times faster than one by one, and split the ids at word starts."""
         (ids,) = self._tokenizer.encode_ids([" ".join(words)])
         starts = np.asarray(self._tokenizer.word_starts(ids), bool)
         lengths = np.diff(np.append(np.flatnonzero(starts), len(ids)))
@@ -169,7 +169,7 @@ class SentenceEncoder:
         return EncodedSentences(np.asarray(ids, np.int64), starts, lengths)
 
     def _tokenize_each(self, words: list[str]) -> EncodedSentences:
-        """Tokenize the segmenter's words one by one: each may consist of several words of BERT."""
+        """Tokenize the segmenter's words one by one, because each may consist of several words for BERT."""
         found = self._tokenizer.encode_ids(words)
         lengths = np.asarray([len(ids) for ids in found], np.int64)
         starts = np.zeros(int(lengths.sum()), bool)
@@ -192,7 +192,7 @@ def _patterns() -> _Patterns:
 
 
 def _is_plain_letter(character: str) -> bool:
-    """Return whether it is a letter or digit in old and new Unicode versions, with and without accents."""
+    """Return whether a character is a letter or digit in old and new Unicode versions, with and without accents."""
     categories = {unicodedata.ucd_3_2_0.category(character), unicodedata.category(character)}
     bases = {unicodedata.category(part) for part in unicodedata.normalize("NFD", character)}
     return categories <= {"Lu", "Ll", "Nd"} and bases <= {"Lu", "Ll", "Nd", "Mn"}

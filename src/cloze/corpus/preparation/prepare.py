@@ -1,10 +1,10 @@
-"""``cloze prepare``: text -> sentences -> ids -> a folder that training maps into memory.
+"""``cloze prepare``: text -> sentences -> ids -> a folder that training memory-maps.
 
-The text is divided among shards (``shard_plan.py``), which worker processes or cluster jobs write to the work folder
-``OUT.partial`` (``shard_maker.py``). A shard appears there complete or not at all, so that after an interruption the
-same command makes only the missing shards. At the end, the manifest is written and the folder is renamed to ``OUT``.
+The text is divided into shards (``shard_plan.py``), which worker processes or cluster jobs write to the work folder
+``OUT.partial`` (``shard_maker.py``). A shard appears there complete or not at all, so after an interruption the same
+command builds only the missing shards. At the end, the manifest is written and the folder is renamed to ``OUT``.
 
-Each stage is a list of tasks, JSON objects that a worker process or this one runs: ``_Work._run`` hands them to
+Each stage is a list of tasks, JSON objects that a worker process or this process runs. ``_Work._run`` passes them to
 ``PreparationRunner._run`` (``shard_maker.py``), which calls one function per kind of task: ``fingerprint``, ``survey``,
 ``hash`` and ``shard``. Cluster jobs call ``ShardMaker.make`` directly.
 """
@@ -68,10 +68,10 @@ from cloze.corpus.preparation.shard_maker import PreparationRunner
 from cloze.workers import serve
 serve(PreparationRunner())
 """
-_WORTH_A_PROCESS = 8 * 10**6  # fewer bytes are prepared before a worker process would have started
-_MOST_DEATHS = 3  # worker processes that may die at one task
+_WORTH_A_PROCESS = 8 * 10**6  # fewer bytes take less time than starting a worker process
+_MOST_DEATHS = 3  # give up after this many worker processes have died during the same task
 # Everything that may be in a work folder.
-_TEMPORARY = re.compile(r".+\.\d+\.tmp")  # with the number of the process that wrote it
+_TEMPORARY = re.compile(r".+\.\d+\.tmp")  # includes the id of the process that wrote it
 _OURS = {PLAN, MANIFEST, SHARDS, HASHES, WORDS, CLUSTER, LOCK, *TOKENIZER_FILES}
 
 
@@ -85,27 +85,35 @@ def prepare(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Prepare text files with the vocabulary of a folder, a run or the shipped model.
+    """Tokenize text files and write a corpus that ``pretrain`` memory-maps.
 
-    Calling it again resumes interrupted work, and returns at once if the corpus exists.
+    Calling this again resumes interrupted work, and returns at once if the corpus exists.
 
     Args:
-        texts: Plain text, JSONL or Parquet files; or documents in memory, as for ``train_vocabulary``.
+        texts: Plain text, JSONL or Parquet files, or documents in memory as for ``train_vocabulary``.
         vocab: Folder with a vocabulary or model, folder of a run, or name of a shipped model.
-        out: Folder to write; while the work lasts, it is ``OUT.partial``.
-        settings: What the result depends on.
-        engine: Where the work is done: worker processes of this machine, Slurm or Ray.
+        out: Folder to write. Unfinished work is in ``OUT.partial``.
+        settings: All settings that affect the result.
+        engine: Where to run: worker processes on this machine, Slurm or Ray.
         fresh: Replace an existing corpus, and discard unfinished work with other settings.
         progress: Receives progress and messages.
 
     Returns:
         The folder of the corpus.
+
+    Raises:
+        ConfigError: If a setting is invalid.
+        DataError: If a text cannot be read, or the folder holds something else or a corpus with other settings.
+
+    Example:
+        >>> cloze.prepare({"text": ["The cat sat. It slept."] * 20}, "cloze-mini", "corpus")
+        PosixPath('corpus')
     """
     settings, engine, progress = settings or PrepareSettings(), engine or EngineSettings(), progress or Silent()
     folder = check_named(Path(out))
     check_engine(engine)
     tokenizer = Tokenizer.from_folder(find_vocabulary(Path(vocab)))
-    WordSplitter(settings.words)  # raises an error now if the file has one
+    WordSplitter(settings.words)  # raises errors in this file before the work starts
     with heard_at_once(), ExitStack() as stack:
         stack.enter_context(only_writer(folder))
         check_replaceable(folder, "folder")
@@ -141,11 +149,11 @@ class _Work:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the work folder; afterwards remove it unless it holds something that a next call can reuse."""
+        """Lock the work folder; afterwards, remove it unless the next call can reuse its content."""
         self._check_folder()
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        busy = DataError(f"{self.folder}: another process is preparing this; wait for it or choose another --out")
+        busy = DataError(f"{self.folder}: another process is using this folder; wait for it or choose another --out")
         with locked(self.folder, busy):
             stopped = False
             try:
@@ -154,8 +162,8 @@ class _Work:
                 stopped = True
                 raise
             finally:
-                # After an interrupt the plan is worth keeping too; after an error the text may have to change. Cluster
-                # jobs continue without this process.
+                # After an interrupt, the plan is reusable too; after an error, the text may have to change. Cluster
+                # jobs continue without this process, so their folder stays.
                 is_reusable = any(self.folder.glob(f"{SHARDS}/*/{SHARD_INFO}")) or (
                     stopped and (self.folder / PLAN).is_file()
                 )
@@ -163,28 +171,28 @@ class _Work:
                     shutil.rmtree(self.folder, ignore_errors=True)
 
     def _check_folder(self) -> None:
-        """Raise an error for a folder that has this name by chance, because files in a work folder get deleted."""
+        """Raise an error if the folder holds other files, because the content of a work folder is deleted later."""
         names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
         foreign = sorted(name for name in names - _OURS if not _TEMPORARY.fullmatch(name))
         if foreign:
             raise DataError(
-                f"{self.folder}: holds {foreign[0]!r}, which is none of ours, but the work is to be done there; "
-                "choose another --out, or give that folder another name"
+                f"{self.folder}: holds {foreign[0]!r}, which cloze did not write, but this folder is needed for the "
+                "work; choose another --out, or rename that folder"
             )
 
     @contextmanager
     def summarized_if_interrupted(self) -> Iterator[None]:
-        """Add to the message of an interrupt how many shards are finished."""
+        """Add the number of finished shards to the message of an interrupt."""
         try:
             yield
         except Interrupted as error:
             count = 0 if self._plan is None else len(self._plan.texts) - len(self._missing(self._plan))
             of = "" if self._plan is None else f" of {len(self._plan.texts)}"
-            message = f"stopped; {count}{of} shards are finished and kept; the same command goes on"
+            message = f"stopped; {count}{of} shards are finished and saved; run the same command to resume"
             raise Interrupted(error.number, message) from None
 
     def record_states(self) -> None:
-        """Remember the state of every text file before it is read: a file that changes meanwhile is refused."""
+        """Record the state of every text file before it is read, to detect files that change during the work."""
         self._states = [file_state(path) for path in self._paths]
 
     def fingerprints(self) -> list[list[str]]:
@@ -196,19 +204,19 @@ class _Work:
     def plan(
         self, recipe: dict[str, Any], tokenizer: Tokenizer, settings: PrepareSettings, *, fresh: bool
     ) -> ShardPlan:
-        """Return the plan of interrupted work if there is one, otherwise a new plan."""
+        """Return the saved plan of interrupted work if there is one, otherwise a new plan."""
         saved = ShardPlan.read(self.folder) if (self.folder / PLAN).is_file() else None
         changes = differences(saved.recipe, recipe) if saved else ""
         if changes and not fresh:
             raise DataError(
-                f"{self.folder}: holds unfinished work of another kind ({changes}); "
-                "give the command that began it, or begin anew with --fresh"
+                f"{self.folder}: holds unfinished work with other settings ({changes}); "
+                "run the command that started it, or start over with --fresh"
             )
-        # With --fresh too, because that command may be the one that was interrupted; existing shards are verified.
+        # A saved plan is used with --fresh too: the interrupted command may have had it. Existing shards are verified.
         if saved is not None and not changes:
             self._plan = self._make_plan(saved.texts, recipe, saved.dtype)
         elif (self.folder / MANIFEST).is_file() and saved is None and read_manifest(self.folder)["recipe"] == recipe:
-            # Killed between the last two steps: only the renaming is missing.
+            # The process was killed between the last two steps: only the renaming is missing.
             texts: list[ShardText] = [()] * len(read_manifest(self.folder)["shards"])
             self._plan = self._make_plan(texts, recipe, read_manifest(self.folder)["dtype"])
         else:
@@ -245,7 +253,7 @@ class _Work:
         return [CorpusSlice(file, FileRange(*limits), size) for file, limits, size in slices]
 
     def find_duplicates(self, plan: ShardPlan) -> None:
-        """Write which documents of every shard are kept, unless duplicates are kept too."""
+        """Write flags of the documents to keep in each shard, unless duplicates are kept."""
         kind, last = plan.recipe["duplicates"], len(plan.texts) - 1
         if kind == "keep" or not self._missing(plan) or kept_path(self.folder, last).exists():
             return
@@ -258,15 +266,15 @@ class _Work:
                 kind,
                 self.folder / HASHES / "all",
             )
-            for shard, flags in enumerate(kept):  # in order: the last file says that all exist
+            for shard, flags in enumerate(kept):  # in order: if the last file exists, all exist
                 with atomic_file(kept_path(self.folder, shard)) as temporary:
                     flags.tofile(temporary)
 
     def make_shards(self, plan: ShardPlan) -> None:
-        """Make the shards that are missing."""
+        """Build the missing shards."""
         missing = self._missing(plan)
         if missing and len(missing) < len(plan.texts):
-            self._progress.say(f"going on: {len(plan.texts) - len(missing)} of {len(plan.texts)} shards are there")
+            self._progress.say(f"resuming: {len(plan.texts) - len(missing)} of {len(plan.texts)} shards are finished")
         if missing and self._engine.engine != "local":
             make_on_cluster(self.folder, len(plan.texts), lambda: self._missing(plan), self._engine, self._progress)
             return
@@ -274,7 +282,7 @@ class _Work:
         self._run_for_shards(plan, "shard", missing, "preparing (bytes)")
 
     def _remove_temporary(self) -> None:
-        """Remove what killed processes have left unfinished."""
+        """Remove temporary files left behind by killed processes."""
         for path in [*self.folder.glob("*.tmp"), *self.folder.glob("*/*.tmp")]:
             if _TEMPORARY.fullmatch(path.name):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -292,7 +300,7 @@ class _Work:
         self._run(tasks, stage, sum(sizes.values()))
 
     def _run(self, tasks: Sequence[Task], stage: str, total: int | None) -> list[tuple[Task, Any]]:
-        """Run tasks in worker processes, or in this one if there is little text; return them with their results."""
+        """Run tasks in worker processes, or in this process if there is little text; return them with their results."""
         meter = ByteMeter(self._progress, stage, total)
         workers = self._engine.workers if self._engine.engine == "local" else None
         if workers is None:
@@ -302,13 +310,13 @@ class _Work:
         return results
 
     def finish(self, plan: ShardPlan, folder: Path) -> None:
-        """Write the manifest, remove what only the work needed, and give the corpus its name."""
+        """Write the manifest, remove temporary files, and rename the work folder to the corpus."""
         shards = [
             read_shard_info(self.folder / SHARDS / shard_name(shard), plan.dtype) for shard in range(len(plan.texts))
         ]
         infos = [shard for shard in shards if shard is not None]
         if len(infos) < len(shards):
-            raise DataError(f"{self.folder}: shards were damaged while others were made; give the same command again")
+            raise DataError(f"{self.folder}: shards were damaged during the work; run the same command again")
         splits = {
             split: {name: sum(shard["splits"][split][name] for shard in infos) for name in COUNTS} for split in SPLITS
         }
@@ -318,9 +326,9 @@ class _Work:
             if held_out:
                 raise DataError(
                     f"{names}: all of its documents ({held_out}) were held out, and none is left to train on; "
-                    "use a smaller --held-out or another --seed, and see that blank lines part the documents"
+                    "use a smaller --held-out or another --seed, and separate documents with blank lines"
                 )
-            raise DataError(f"{names}: no text in it; expected a sentence or a paragraph a line")
+            raise DataError(f"{names}: no text in it; expected a sentence or a paragraph per line")
         manifest = {
             "format": FORMAT,
             "dtype": plan.dtype,
@@ -362,8 +370,8 @@ def run_tasks(
     Args:
         tasks: Objects for ``PreparationRunner``.
         workers: Number of processes; 1 runs them in this process.
-        report: Called with bytes done: in the end exactly the ``size`` of each task that has one.
-        say: Called with a message when a worker has died.
+        report: Called with processed bytes, which add up to the ``size`` of each task that has one.
+        say: Called with a message when a worker dies.
     """
     payloads = [json.dumps(task).encode() for task in tasks]
 
@@ -373,10 +381,10 @@ def run_tasks(
         what = describe(tasks[index])
         if deaths == _MOST_DEATHS:
             raise ClozeError(
-                f"{what}: {deaths} processes have ended at it, the last with exit code {exit_code}, perhaps for lack "
-                "of memory; the finished shards are kept: the same command goes on, with fewer --workers if need be"
+                f"{what}: {deaths} processes died during this task, the last with exit code {exit_code}, perhaps for "
+                "lack of memory; finished shards are saved: run the same command to resume, or with fewer --workers"
             )
-        say(f"{what}: its process has ended (exit code {exit_code}); another one makes it again")
+        say(f"{what}: its process died (exit code {exit_code}); another process repeats the task")
 
     with ExitStack() as stack:
         if workers == 1 or len(tasks) == 1:

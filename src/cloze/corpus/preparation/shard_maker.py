@@ -1,10 +1,10 @@
-"""The text of one shard -> the shard: sentences, ids, word starts, and which documents are held out.
+"""Build one shard from its text: sentences, ids and word starts of training and held-out documents.
 
-This is the unit of work of ``cloze prepare``, whether a worker process or a cluster job does it. All it needs is in the
-text files and in the work folder: the plan, the vocabulary, the user's words, and the flags of documents to keep.
+This is the unit of work of ``cloze prepare``, in a worker process or a cluster job. Its only inputs are the text files
+and the work folder: the plan, the vocabulary, the user's words, and the flags of documents to keep.
 
-    documents (``corpus/documents.py``) -> sentences (``text/sentences.py``) -> ids (``encode.py``) -> files, which
-    appear complete or not at all
+    documents (``corpus/documents.py``) -> sentences (``text/sentences.py``) -> ids (``encode.py``)
+        -> files, which appear complete or not at all
 """
 
 import hashlib
@@ -36,20 +36,20 @@ from cloze.workers import Report
 SHARD_INFO = "shard.json"
 COUNTS = ("documents", "sentences", "tokens", "words", "unknown")
 _MOST_TOKENS = 2**32 - 1  # offsets have 32 bits
-# Characters that are encoded together: enough for speed, few enough for memory.
+# Characters encoded per call, a trade-off between speed and memory.
 _ENCODED_TOGETHER = 400_000
 _REPORT_EVERY = 2**16
 
-# Text that needs no sentence splitting, because only its last character could end a sentence. Corpora with a sentence
-# per line consist mostly of such lines. A test compares this with the splitter.
+# Text that is certainly a single sentence, because only its last character can end one. Corpora with one sentence per
+# line consist mostly of such lines. A test compares this with the sentence splitter.
 _SINGLE = re.compile('[A-Za-z0-9 ,;:\'()\\-‘’“”"—–]*[A-Za-z0-9][.!?]?["”’)]?')
 
-Place = tuple[int, int]  # file and line of a document's start
+Place = tuple[int, int]  # file and line at which a document starts
 Task = dict[str, Any]
 
 
 class ShardMaker:
-    """Makes shards from the plan of a work folder."""
+    """Builds shards according to the plan of a work folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -63,11 +63,11 @@ class ShardMaker:
         self._reader = ParagraphReader(self._plan.paths, recipe["column"], recipe["on_bad_row"] == "skip")
 
     def make(self, shard: int, report: Report = lambda _: None) -> None:
-        """Make a shard unless it exists; ``report`` is called with bytes of text as they are done."""
+        """Build a shard unless it exists; ``report`` is called with the bytes of text that are finished."""
         folder = self._folder / SHARDS / shard_name(shard)
         if read_shard_info(folder, self._plan.dtype) is not None:
             return
-        shutil.rmtree(folder, ignore_errors=True)  # whatever is there is damaged
+        shutil.rmtree(folder, ignore_errors=True)  # if the folder exists, it is damaged
         keep = self._kept(shard)
         with atomic_shard(folder) as temporary, ExitStack() as files:
             writers = {
@@ -88,7 +88,7 @@ class ShardMaker:
             write_shard_info(temporary, shard_name(shard), counts, self._reader.bad_rows, dropped)
 
     def hash(self, shard: int, report: Report = lambda _: None) -> None:
-        """Write the hashes of a shard's documents, by which duplicates are found."""
+        """Write the hashes of a shard's documents, for finding duplicates."""
         path = hashes_path(self._folder, shard)
         if path.exists():
             return
@@ -100,14 +100,17 @@ class ShardMaker:
             hasher.finish().tofile(temporary)
 
     def close(self) -> None:
-        """Release the files."""
+        """Close the files."""
         self._reader.close()
 
     def _check_unchanged(self, shard: int) -> None:
         self._plan.check_unchanged(piece.file for piece in self._plan.texts[shard])
 
     def _documents(self, shard: int, report: Report) -> Iterator[tuple[Place, Iterator[str]]]:
-        """Yield the place and the paragraphs of each document; read the paragraphs before the next document."""
+        """Yield the place and the paragraphs of each document.
+
+        Consume the paragraphs of a document before advancing to the next one.
+        """
         for place, paragraphs in groupby(self._reader.read(self._plan.texts[shard]), _place):
             yield place, _reported(paragraphs, report)
 
@@ -118,7 +121,7 @@ class ShardMaker:
 
 
 def is_held_out(place: Place, seed: int, share: float) -> bool:
-    """Return whether a document is held out, which depends on its place in the input and the seed alone."""
+    """Return whether a document is held out; this depends only on its place in the input and the seed."""
     digest = hashlib.sha256(f"{seed}:{place[0]}:{place[1]}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
@@ -132,7 +135,7 @@ def _reported(paragraphs: Iterator[tuple[int, Paragraph]], report: Report) -> It
     pending = 0
     for _, (_, text) in paragraphs:
         yield text
-        # Characters, an approximation of bytes that is good enough for a progress bar.
+        # The number of characters approximates the bytes well enough for a progress bar.
         pending += len(text) + 1
         if pending > _REPORT_EVERY:
             report(pending)
@@ -142,7 +145,7 @@ def _reported(paragraphs: Iterator[tuple[int, Paragraph]], report: Report) -> It
 
 @dataclass
 class _Run:
-    """Consecutive sentences of one split, and the numbers of sentences after which a document ends."""
+    """Consecutive sentences of one split, and the numbers of sentences after which documents end."""
 
     split: Split
     count: int = 0
@@ -150,7 +153,7 @@ class _Run:
 
 
 class _SentenceBuffer:
-    """Collects the sentences of several documents: encoding is fast only for many sentences at once."""
+    """Collects the sentences of several documents, because encoding is efficient only for many sentences at once."""
 
     def __init__(self, encoder: SentenceEncoder, writers: dict[Split, "SplitWriter"], *, splits: bool) -> None:
         self._encoder = encoder
@@ -186,7 +189,7 @@ class _SentenceBuffer:
         return self._runs[-1]
 
     def write(self) -> None:
-        """Encode what has been collected, and pass each run to the writer of its split."""
+        """Encode the collected sentences and pass each run to the writer of its split."""
         encoded = self._encoder.encode(self._sentences)
         first = 0
         for run in self._runs:
@@ -196,14 +199,14 @@ class _SentenceBuffer:
 
 
 class SplitWriter:
-    """Writes one split of a shard: ids straight to disk, offsets in memory until ``finish``."""
+    """Writes one split of a shard: ids directly to disk, offsets to memory until ``finish``."""
 
     def __init__(self, folder: Path, split: Split, dtype: str, unknown_id: int, files: ExitStack) -> None:
         self.counts = dict.fromkeys(COUNTS, 0)
-        self._name = folder.name.partition(".")[0]  # of the shard; the folder still has a temporary name
+        self._name = folder.name.partition(".")[0]  # name of the shard; the folder still has a temporary name
         self._dtype = np.dtype(dtype)
         self._unknown_id = unknown_id
-        # Opened for every split; the files of an empty one are removed at the end.
+        # Opened for every split; ``finish`` removes the files of an empty split.
         self._paths = {name: array_path(folder, split, name) for name in ARRAYS}
         self._files: dict[str, BinaryIO] = {
             name: files.enter_context(self._paths[name].open("wb")) for name in ("tokens", "words")
@@ -222,8 +225,8 @@ class SplitWriter:
         is_kept = encoded.lengths > 0
         if self.counts["tokens"] + len(encoded.ids) > _MOST_TOKENS:
             raise DataError(
-                f"shard {self._name}: more than 4 billion tokens, since texts are divided between documents only, and "
-                "Parquet files between row groups; put blank lines between documents, or write smaller row groups"
+                f"shard {self._name}: more than 4 billion tokens, because texts are split only between documents, and "
+                "Parquet files only between row groups; put blank lines between documents, or write smaller row groups"
             )
         places = self.counts["tokens"] + np.cumsum(encoded.lengths[is_kept])
         self._sentences.append(places.astype(OFFSETS))
@@ -239,7 +242,7 @@ class SplitWriter:
         self._pending_bits = bits[whole:]
 
     def _end_documents(self, ends: NDArray[np.int64]) -> None:
-        """Record where documents end, in sentences kept so far; documents without a sentence are dropped."""
+        """Record the ends of documents, as numbers of sentences so far; documents without sentences are dropped."""
         for end in (self.counts["sentences"] + ends).tolist():
             if end > self._documents[-1]:
                 self._documents.append(end)
@@ -261,11 +264,11 @@ class SplitWriter:
 
 @contextmanager
 def atomic_shard(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes ``folder`` if the block succeeds, and is removed if it does not.
+    """Yield an empty folder that is renamed to ``folder`` if the block succeeds, and removed otherwise.
 
-    So a shard that has its name is complete, and resuming only needs to look at names and sizes.
+    A shard under its final name is therefore complete, and resuming only needs to check names and sizes.
     """
-    # With the process id, because a cluster may start the same job twice.
+    # The name has the process id, because a cluster may start the same job twice.
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     with disk_errors(folder):
         try:
@@ -276,7 +279,7 @@ def atomic_shard(folder: Path) -> Iterator[Path]:
             try:
                 temporary.rename(folder)
             except OSError:
-                if not folder.exists():  # otherwise another process has made the same shard meanwhile
+                if not folder.exists():  # otherwise, another process has built the same shard in the meantime
                     raise
             flush(folder.parent)
         finally:
@@ -285,19 +288,19 @@ def atomic_shard(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def disk_errors(place: Path) -> Iterator[None]:
-    """Turn the errors of a full or read-only disk into a message that says what to do."""
+    """Convert the errors of a full or read-only disk to a message with a remedy."""
     try:
         yield
     except OSError as error:
         raise ClozeError(
-            f"{place}: cannot be written ({error.strerror or error}); the finished shards are kept: "
-            "free some space or mend the disk, and give the same command again"
+            f"{place}: cannot be written ({error.strerror or error}); the finished shards are saved: "
+            "free some space or repair the disk, and run the same command to resume"
         ) from error
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a file name that becomes ``path`` if the block succeeds, and is removed if it does not."""
+    """Yield a temporary file name that is renamed to ``path`` if the block succeeds, and removed otherwise."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
         try:
@@ -322,7 +325,7 @@ def write_shard_info(folder: Path, name: str, splits: dict[Split, dict[str, int]
 
 
 def read_shard_info(folder: Path, dtype: str) -> dict[str, Any] | None:
-    """Return the manifest entry of a shard, or None unless its files have the sizes that follow from its counts."""
+    """Return the manifest entry of a shard, or None if it is missing or its files do not have the expected sizes."""
     if not (folder / SHARD_INFO).is_file():
         return None
     try:
@@ -338,7 +341,7 @@ def read_shard_info(folder: Path, dtype: str) -> dict[str, Any] | None:
 
 
 class PreparationRunner:
-    """Runs the tasks of a preparation: JSON objects, of which ``do`` names the kind and the rest are its arguments."""
+    """Runs the tasks of a preparation: JSON objects with the kind of task in ``do`` and its arguments."""
 
     def __init__(self) -> None:
         self._makers: dict[str, ShardMaker] = {}  # by work folder
@@ -367,21 +370,21 @@ class PreparationRunner:
         return self._makers[folder]
 
     def finish(self) -> bytes:
-        """Return an empty result: each task has written its own to disk."""
+        """Return an empty result, because each task has written its results to disk."""
         return b""
 
     def describe(self, task: bytes) -> str:
-        """Describe a task in words."""
+        """Return a short description of a task for messages."""
         return describe(json.loads(task))
 
     def close(self) -> None:
-        """Release the files."""
+        """Close the files."""
         for maker in self._makers.values():
             maker.close()
 
 
 def describe(task: Task) -> str:
-    """Describe a task in words."""
+    """Return a short description of a task for messages."""
     if "shard" in task:
         return f"shard {task['shard']:05d}" if task["do"] == "shard" else f"the hashes of shard {task['shard']:05d}"
     return f"reading {task['path']}"

@@ -1,8 +1,8 @@
-"""The plan of a preparation: which slices of which files become which shard, and what the result depends on.
+"""The plan of a preparation: the slices of files that form each shard, and the recipe that determines the result.
 
-Slices depend on the files and on the shard size alone: a file is cut after the first document that ends beyond the
-size, and smaller slices are combined with those that follow. So the shards do not depend on who makes them, or on how
-often the work is interrupted. The recipe is stored with the corpus, and compared before existing work is reused.
+Slices depend only on the files and the shard size: a file is cut after the first document that ends beyond the size,
+and small slices are combined with the following ones. So the shards do not depend on the number of workers or on
+interruptions. The recipe is stored with the corpus and compared before existing work is reused.
 """
 
 import time
@@ -35,21 +35,20 @@ from cloze.workers import Report
 PLAN = "plan.json"
 WORDS = "words.txt"
 HASHES = "hashes"
-# Increase these when split_sentences or encode_words give other results.
+# Increase these when the results of split_sentences or encode_words change.
 SENTENCE_RULES = 1
 WORD_RULES = 1
 _REPORT_EVERY = 2**22  # bytes
-# Bytes between two reports of a meter; a stage of fewer bytes than the second number is not reported.
-_METER_EVERY = 2**18
-_FEWEST_REPORTED = 2**15
+_METER_EVERY = 2**18  # bytes between two reports of a meter
+_FEWEST_REPORTED = 2**15  # stages with fewer bytes are not reported
 _LIKELY_COMPRESSION = 4  # bytes of text per byte of a compressed file
 
 FileState = list[int]
-"""Size and times of a file: what writing to it changes."""
+"""Size, modification time and status-change time of a file, which change when it is written to."""
 
 
 def file_state(path: Path) -> FileState:
-    """Return the state of a text file; the time of the last change cannot be set back."""
+    """Return the state of a text file; its status-change time cannot be set back."""
     with named_errors(path):
         state = path.stat()
     return [state.st_size, state.st_mtime_ns, state.st_ctime_ns]
@@ -57,7 +56,7 @@ def file_state(path: Path) -> FileState:
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What to do: every worker and every cluster job reads it from the work folder."""
+    """The plan, which every worker and every cluster job reads from the work folder."""
 
     paths: list[Path]
     texts: list[ShardText]  # of each shard
@@ -78,7 +77,7 @@ class ShardPlan:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form that ``read`` reads."""
+        """Return the plan in the JSON form that ``read`` accepts."""
         return {
             "recipe": self.recipe,
             "dtype": self.dtype,
@@ -88,14 +87,14 @@ class ShardPlan:
         }
 
     def check_unchanged(self, files: Iterable[int]) -> None:
-        """Raise an error if a text file is not what it was when its fingerprint was taken; ``files`` are numbers."""
+        """Raise an error if one of the text files (by number) has changed since its fingerprint was taken."""
         for file in sorted(set(files)):
             path, (name, digest) = self.paths[file], self.recipe["texts"][file]
             now = file_state(path)
-            # The last of them also changes with the name or the rights of a file, hence a second look.
+            # The status-change time also changes if a file is renamed or its permissions change: compare the digest.
             if now[:-1] != self.states[file][:-1] or (now != self.states[file] and file_digest(path) != digest):
                 raise DataError(
-                    f"{path}: {name} has changed while it was being prepared; give the same command again when nothing "
+                    f"{path}: {name} changed while it was being prepared; run the same command again when no program "
                     "writes to it any more"
                 )
 
@@ -105,28 +104,28 @@ class ShardPlan:
 
 
 def work_folder(folder: Path) -> Path:
-    """Return the folder in which a corpus is made: beside the real one, so that it can take its name."""
+    """Return the folder in which a corpus is built: next to its final place, so that renaming suffices."""
     place = real_target(folder) if folder.is_symlink() else folder
     return place.with_name(f"{place.name}.partial")
 
 
 def shard_name(shard: int) -> str:
-    """Return the name of a shard, by its number."""
+    """Return the name of the shard with this number."""
     return f"{shard:05d}"
 
 
 def hashes_path(folder: Path, shard: int) -> Path:
-    """Return the file of the hashes of a shard's documents."""
+    """Return the path of the hashes of a shard's documents."""
     return folder / HASHES / f"{shard_name(shard)}.hashes"
 
 
 def kept_path(folder: Path, shard: int) -> Path:
-    """Return the file that flags which documents of a shard are kept."""
+    """Return the path of the flags of documents to keep in a shard."""
     return folder / HASHES / f"{shard_name(shard)}.kept"
 
 
 def survey(path: Path, file: int, column: str, size: int, report: Report = lambda _: None) -> list[CorpusSlice]:
-    """Cut one file into slices of about ``size`` bytes; ``report`` is called with bytes as they are read."""
+    """Cut a file into slices of about ``size`` bytes; ``report`` is called with the number of bytes read."""
     if format_of(path) == "parquet":
         return list(_survey_parquet(path, file, column, size))
     return list(_survey_lines(path, file, size, report))
@@ -171,7 +170,7 @@ def _survey_parquet(path: Path, file: int, column: str, size: int) -> Iterator[C
 
 
 def gather(slices: Iterable[CorpusSlice], size: int) -> list[ShardText]:
-    """Combine small slices, so that a hundred thousand small files do not become as many shards."""
+    """Combine small slices, so that many small files do not become as many shards."""
     texts: list[ShardText] = []
     pending: list[CorpusSlice] = []
     waiting = 0
@@ -185,9 +184,9 @@ def gather(slices: Iterable[CorpusSlice], size: int) -> list[ShardText]:
 
 
 def make_recipe(texts: list[list[str]], tokenizer: Tokenizer, settings: PrepareSettings) -> dict[str, Any]:
-    """Return everything that the result depends on; ``texts`` are the names and fingerprints of the files."""
+    """Return everything that affects the result; ``texts`` are the names and fingerprints of the files."""
     return {
-        # A list: the order decides which documents are held out, and two files may have one name.
+        # A list, because the order affects which documents are held out, and two files may have the same name.
         "texts": texts,
         "vocabulary": tokenizer.digest,
         "held_out": settings.held_out,
@@ -207,7 +206,7 @@ def check_same(folder: Path, recipe: dict[str, Any]) -> None:
     """Raise an error unless the folder holds a corpus of exactly this recipe."""
     check_is_corpus(folder)
     if changes := differences(read_manifest(folder).get("recipe"), recipe):
-        raise DataError(f"{folder}: was prepared otherwise ({changes}); choose another --out or delete it")
+        raise DataError(f"{folder}: was prepared with other settings ({changes}); choose another --out or delete it")
 
 
 def check_is_corpus(folder: Path) -> None:
@@ -217,7 +216,7 @@ def check_is_corpus(folder: Path) -> None:
 
 
 def differences(recorded: Any, recipe: dict[str, Any]) -> str:
-    """Describe how a recorded recipe differs from this one; empty if it does not."""
+    """Describe how a recorded recipe differs from this one; an empty string means that they are equal."""
     recorded = recorded if isinstance(recorded, dict) else {}
     changed = [key for key in recipe if key not in recorded or recorded[key] != recipe[key]]
     if not changed:
@@ -236,13 +235,13 @@ def id_type(tokenizer: Tokenizer) -> str:
 
 
 def estimated_size(paths: Sequence[Path]) -> int:
-    """Return the approximate number of bytes of text; missing files are reported when they are read."""
+    """Return the approximate number of bytes of text, ignoring missing files; reading them raises the error."""
     sizes = ((path, path.stat().st_size) for path in paths if path.is_file())
     return sum(size * (_LIKELY_COMPRESSION if is_compressed(path) else 1) for path, size in sizes)
 
 
 class ByteMeter:
-    """Adds up bytes and reports them."""
+    """Adds up processed bytes and reports them as progress."""
 
     def __init__(self, progress: Progress, stage: str, total: int | None) -> None:
         self._progress = progress
@@ -252,12 +251,12 @@ class ByteMeter:
         self._started = time.monotonic()
 
     def add(self, count: int) -> None:
-        """Add bytes that are done; a negative number takes some back."""
+        """Add processed bytes; a negative number subtracts bytes of work that was lost."""
         self._done += count
         if abs(self._done - self._reported) < _METER_EVERY:
             return
         self._reported = self._done
-        # The total itself is reported once, at the end.
+        # The total itself is reported only once, by ``finish``.
         done = max(0, self._done) if self._total is None else min(max(0, self._done), max(0, self._total - 1))
         rate = done / 10**6 / max(1e-3, time.monotonic() - self._started)
         self._progress.advance(self._stage, done, self._total, **{"MB/s": rate})

@@ -1,10 +1,10 @@
 """Render attention views as HTML: a self-contained file, a frame in a notebook, or the page of the service.
 
-A self-contained page fetches nothing. Its content security policy allows only its own script and style, by their
-hashes; texts are inserted as text, never as markup.
+A self-contained page loads nothing from elsewhere. Its content security policy allows only its own script and style, by
+their hashes; texts are inserted as text, never as markup.
 
-The JavaScript modules under ``static/`` need no build step: the service delivers them as they are. A page that is
-opened from disk cannot fetch modules, so ``bundle_scripts`` turns each into a function that returns its exports, in
+The JavaScript modules under ``static/`` need no build step: the service delivers them unchanged. Since a page that is
+opened from disk cannot load modules, ``bundle_scripts`` turns each module into a function that returns its exports, in
 dependency order.
 """
 
@@ -31,7 +31,7 @@ START = "main.js"
 STYLE = "views.css"
 # The part of the content security policy that does not depend on the page.
 _POLICY = "base-uri 'none'; form-action 'none'"
-# A notebook stores what it displays in its own file; with more than this (bytes) it becomes slow to open.
+# A notebook file contains its displayed output; with more bytes than this, it becomes slow to open.
 _MAX_NOTEBOOK_SIZE = 20_000_000
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([a-z_]+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:const|function|class) (\w+))", re.MULTILINE)
@@ -89,7 +89,7 @@ def render_page(view: View) -> str:
 
 
 def page_parts(view: View) -> Iterator[str]:
-    """Yield the parts of a self-contained page: the first layer and the script first, so that it renders early."""
+    """Yield the parts of a self-contained page. The first layer and the script come first, so that it renders early."""
     script, style = bundle_scripts(), read_static(STYLE)
     policy = f"default-src 'none'; script-src '{csp_hash(script)}'; style-src '{csp_hash(style)}'; {_POLICY}"
     before, after = _frame(_title(view.facts["texts"]), policy, f"<style>{style}</style>")
@@ -135,20 +135,20 @@ def _layer(number: int, data: bytes) -> str:
 
 
 class AttentionPage:
-    """The views of one text's attention: displays itself in a notebook, or saves itself as a file."""
+    """The views of the attention over one text, which can be displayed in a notebook or saved as a file."""
 
     def __init__(self, view: View) -> None:
         self.view = view
 
     def save(self, path: str | Path) -> None:
-        """Write a self-contained page that any browser opens."""
+        """Write a self-contained page that any browser can open."""
         write_page(self.view, Path(path))
 
     def _repr_html_(self) -> str:
         """Return a sandboxed frame that runs its own script and has no access to the notebook."""
         size = sum(map(len, self.view.weights.layers)) * 4 // 3  # base64
         if size > _MAX_NOTEBOOK_SIZE:
-            reason = f"{size / 1e6:.0f} MB are too much for a notebook"
+            reason = f"{size / 1e6:.0f} MB are too large for a notebook"
             return f"<p>{reason}; <code>.save('page.html')</code> writes a file to open.</p>"
         return (
             '<iframe sandbox="allow-scripts allow-downloads" width="100%" height="900" style="border:0" '
@@ -157,7 +157,7 @@ class AttentionPage:
 
 
 def show(attention: Attention) -> AttentionPage:
-    """Show the attention of a text in a notebook, or save it as a page.
+    """Show the attention over a text in a notebook, or save it as a page.
 
     Args:
         attention: The result of ``model.attend``.
@@ -165,13 +165,17 @@ def show(attention: Attention) -> AttentionPage:
     Returns:
         An object that a notebook displays; ``save(path)`` writes it as an HTML file.
 
+    Raises:
+        ClozeError: By ``save``, if the path is a folder.
+
     Example:
+        >>> model = cloze.load()
         >>> cloze.show(model.attend("The cat sat on the mat.")).save("attention.html")
     """
     if attention.origin is not None:
         model, text, pair = attention.origin
         trace = trace_forward(model, text, pair, read_mask=False)
-        # If the model has changed since, or some of its heads were disabled, only the given weights are reliable.
+        # If the model has changed since, or some of its heads were disabled, only the given weights can be shown.
         if np.allclose(trace.attention.weights, attention.weights, atol=1e-5):
             return AttentionPage(build_view(trace))
     return AttentionPage(view_from_weights(attention))

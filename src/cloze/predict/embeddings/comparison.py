@@ -1,6 +1,6 @@
-"""Compare ways of making text vectors, contextual and static, and advise on the best one.
+"""Compare methods of embedding texts, contextual and static, and recommend the best one.
 
-Static vectors for comparison are averages of the model's own token table and of word2vec.
+The static vectors for comparison are averages of the model's own token embeddings and of word2vec vectors.
 
 Dimensions: N texts, H hidden size.
 """
@@ -26,18 +26,18 @@ Vectors = NDArray[np.float32]
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _SIZE, _WINDOW, _PASSES, _RAREST = 100, 5, 10, 2  # of word2vec
-# Dimensions to try whitening with, and texts needed per dimension.
+# Numbers of dimensions to try for whitening, and texts needed per dimension.
 _SIZES = (64, 256, 768)
 _TEXTS_A_DIRECTION = 4
 _WHITEN = "Whiten them: cloze embed --whiten TEXT --out FOLDER."
 # Anisotropy above which random texts look alike.
 _NARROW = 0.5
-# Gain in Spearman's correlation that is worth a change.
+# Minimum gain in Spearman's correlation for recommending a change.
 _WORTH = 0.01
 
 
 def static_vectors(model: Model, texts: Sequence[str]) -> Vectors:
-    """Average a model's own token embeddings over each text, (N, H): vectors without context."""
+    """Average a model's own token embeddings over each text, without context, (N, H)."""
     table = model.bert.token_table.weight.detach().float().cpu().numpy()
     return _means([table[ids] for ids in map(list, model.tokenizer.encode_ids(texts))], table.shape[1])
 
@@ -48,7 +48,7 @@ def train_word2vec(texts: Sequence[str], seed: int = 0) -> Callable[[Sequence[st
         from gensim.models import Word2Vec
     except ImportError:
         return None
-    # One worker: more workers are not deterministic.
+    # One worker, because several are not deterministic.
     learned = Word2Vec(
         [_words(text) for text in texts],
         vector_size=_SIZE,
@@ -77,8 +77,8 @@ def _means(rows: Sequence[Vectors], size: int) -> Vectors:
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to make vectors and its figures; ``spearman`` is None without scored pairs."""
+class EmbeddingMethod:
+    """One embedding method and its measurements; ``spearman`` is None without scored pairs."""
 
     name: str
     size: int
@@ -86,15 +86,15 @@ class Way:
     spearman: float | None = None
 
     def row(self) -> dict[str, Any]:
-        """Return the figures as one flat row."""
+        """Return the measurements as one flat row."""
         return {"vectors": self.name, "size": self.size, "spearman": self.spearman, **asdict(self.geometry)}
 
 
 @dataclass(frozen=True)
 class EmbeddingReport:
-    """All compared ways, and advice in words."""
+    """The compared methods, and a recommendation in words."""
 
-    ways: list[Way]
+    methods: list[EmbeddingMethod]
     advice: str
 
 
@@ -105,17 +105,28 @@ def report_embeddings(
     scores: Sequence[float] = (),
     fit_on: Sequence[str] = (),
 ) -> EmbeddingReport:
-    """Compare ways on texts, or on scored pairs; whitening and word2vec are fitted on ``fit_on`` if given."""
+    """Compare methods on texts or on scored pairs.
+
+    Args:
+        model: The model.
+        firsts: Texts, or the first texts of the pairs.
+        seconds: The second texts of the pairs.
+        scores: The similarity scores of the pairs.
+        fit_on: Texts to fit whitening and word2vec on; without them, whitening is fitted on ``firsts`` and ``seconds``.
+
+    Returns:
+        The measurements of each method and a recommendation.
+    """
     texts = list(dict.fromkeys([*firsts, *seconds]))
     if len(texts) < 3:
         raise RequestError(f"{len(texts)} different texts to report on; some hundreds were expected")
     places = {text: place for place, text in enumerate(texts)}
     left, right = ([places[text] for text in side] for side in (firsts, seconds))
-    ways = []
+    methods = []
     for name, vectors in _all_vectors(model, texts, list(dict.fromkeys(fit_on))):
         spearman = agreement(vectors[left], vectors[right], scores) if scores else None
-        ways.append(Way(name, vectors.shape[1], geometry(vectors), spearman))
-    return EmbeddingReport(ways, advise(ways))
+        methods.append(EmbeddingMethod(name, vectors.shape[1], geometry(vectors), spearman))
+    return EmbeddingReport(methods, advise(methods))
 
 
 def _all_vectors(model: Model, texts: Sequence[str], fit_on: Sequence[str]) -> Iterator[tuple[str, Vectors]]:
@@ -160,20 +171,20 @@ def _views(
     return {name: np.stack(list(vectors)) for name, vectors in zip(views, zip(*rows, strict=True), strict=True)}
 
 
-def advise(ways: Sequence[Way]) -> str:
-    """Return what follows from the figures, in a sentence or two."""
-    current = ways[0]
-    advice = f"Two texts at random have a cosine of {current.geometry.anisotropy:.2f}"
+def advise(methods: Sequence[EmbeddingMethod]) -> str:
+    """Return a recommendation from the measurements, in a sentence or two."""
+    current = methods[0]
+    advice = f"Two random texts have a cosine of {current.geometry.anisotropy:.2f}"
     narrow = current.geometry.anisotropy > _NARROW
-    advice += ": the vectors lie in a narrow cone." if narrow else ": the vectors point many ways."
+    advice += ": the vectors lie in a narrow cone." if narrow else ": the vectors point in many directions."
     if current.spearman is None:
         return f"{advice} {_WHITEN}" if narrow else advice
-    best = max(ways, key=lambda way: way.spearman or 0.0)
+    best = max(methods, key=lambda method: method.spearman or 0.0)
     if (best.spearman or 0.0) - current.spearman < _WORTH:
-        return f"{advice} No other way agrees with the scores better by a point: leave it as it is."
-    advice += f" Best is {best.name} ({best.spearman:.3f}, against {current.spearman:.3f}). "
+        return f"{advice} No other method agrees better with the scores: keep the current one."
+    advice += f" The best method is {best.name} ({best.spearman:.3f}; the current one has {current.spearman:.3f}). "
     if best.name.startswith("whitened"):
         return advice + _WHITEN
     if best.name.startswith("static"):
-        return advice + "Its states are worse than words without context: train it with 'cloze finetune similarity'."
-    return advice + "Ask for it with --pooling and --layer, or train with 'cloze finetune similarity'."
+        return advice + "The model is worse than words without context: train it with 'cloze finetune similarity'."
+    return advice + "Select it with --pooling and --layer, or train the model with 'cloze finetune similarity'."

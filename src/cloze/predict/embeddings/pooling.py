@@ -1,7 +1,6 @@
-"""Token states -> one vector per text, or the vector of one word in its sentence.
+"""Pooling: token states -> one vector per text, or the contextual vector of one word.
 
-Masks are True at real tokens, and None where nothing is padded, which is the usual case of a single short text, where
-every operation counts.
+Masks are True at real tokens. A mask of None means no padding; this saves operations for single short texts.
 
 Dimensions: B sequences, T tokens, H hidden size.
 """
@@ -25,7 +24,7 @@ from cloze.text import Tokenizer
 from cloze.text.characters import is_ideograph
 
 if TYPE_CHECKING:
-    from cloze.predict.model import Model
+    from cloze.predict.base_model import BaseModel
 
 
 def cls_pool(states: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG001 (the poolings share one signature)
@@ -53,7 +52,7 @@ def mean_max_pool(states: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def words_mask(batch: Batch, separators: Collection[int]) -> Tensor:
-    """Return where the words are, (B, T): the real tokens but ``[CLS]`` and ``[SEP]``; all real tokens without a word.
+    """Return a mask of the real tokens without ``[CLS]`` and ``[SEP]``, (B, T).
 
     Args:
         batch: The ids and the mask.
@@ -62,11 +61,11 @@ def words_mask(batch: Batch, separators: Collection[int]) -> Tensor:
     words = batch.real
     for number in separators:
         words = words & (batch.ids != number)
-    # A text without any word has no mean: the plain one is taken, and no NaN arises.
+    # For a text without words, all real tokens are used, since the mean of nothing would be NaN.
     return torch.where(words.any(1, keepdim=True), words, batch.real)
 
 
-# The poolings that need nothing but the states and a mask; ``find_pool`` adds those that read ids or the model.
+# The poolings that need only states and a mask; ``find_pool`` adds those that need ids or the model.
 POOL: dict[Pooling, Callable[[Tensor, Tensor | None], Tensor]] = {
     "cls": cls_pool,
     "mean": mean_pool,
@@ -77,10 +76,10 @@ Pool = Callable[[Tensor, Batch], Tensor]
 
 
 def find_pool(pooling: Pooling, bert: Backbone, tokenizer: Tokenizer) -> Pool:
-    """Return the function of a pooling: the states of a batch, (B, T, H), -> (B, width).
+    """Return the function of a pooling, which maps the states of a batch, (B, T, H), to vectors, (B, width).
 
     Raises:
-        RequestError: If the pooling is unknown, or is that of the pooler and the model has none.
+        RequestError: If the pooling is unknown, or is ``pooler`` and the model has none.
     """
     if pooling not in POOLINGS:
         raise RequestError(f"unknown pooling {pooling!r}{_pooling_hint(pooling)}")
@@ -96,7 +95,7 @@ def find_pool(pooling: Pooling, bert: Backbone, tokenizer: Tokenizer) -> Pool:
 
 @dataclass(frozen=True)
 class VectorMaker:
-    """Pool token states, then apply the folder's projections and normalisation."""
+    """Pools token states, then applies the projections and the normalization of a model folder."""
 
     pooling: Pooling
     pool: Pool
@@ -104,7 +103,7 @@ class VectorMaker:
     normalize: bool = False
 
     def __call__(self, states: Tensor, batch: Batch) -> Tensor:
-        """(B, T, H), (B, T) -> (B, width)."""
+        """Return the vectors of a batch: states (B, T, H) -> (B, width)."""
         vectors = self.pool(states, batch).float()
         for projection in self.projections:
             vectors = projection(vectors)
@@ -120,18 +119,19 @@ class VectorMaker:
 
 
 def pooled_width(pooling: Pooling, hidden_size: int) -> int:
-    """How many numbers come out of a pooling."""
+    """Return the size of a pooled vector."""
     return hidden_size * (2 if pooling == "mean_max" else 1)
 
 
 def make_vectors(folder: ModelFolder, pooling: Pooling | None, *, last: bool) -> VectorMaker:
-    """What the folder says, or this pooling; ``last`` tells whether the last layer is read.
+    """Return the vector maker for a pooling, by default the folder's own.
 
-    Whitening was fitted to the folder's own pooling of the last layer, and would spoil any other.
+    The folder's projections, such as whitening, are applied only to its own pooling of the last layer, to which they
+    were fitted. ``last`` says whether the last layer is pooled.
     """
     settings = folder.embedding
     if pooling is None and settings.unsupported is not None:
-        raise RequestError(f"{settings.unsupported}, which cloze does not do; pass pooling= to choose another")
+        raise RequestError(f"{settings.unsupported}, which cloze does not support; pass pooling= to choose another")
     chosen = pooling or settings.pooling
     pool = find_pool(chosen, folder.model, folder.tokenizer)
     if chosen == "pooler" and not last:
@@ -150,7 +150,7 @@ def make_vectors(folder: ModelFolder, pooling: Pooling | None, *, last: bool) ->
 
 
 def _pooling_hint(name: str) -> str:
-    """Return what to use instead; names such as last4 mean layers."""
+    """Return a remedy for an unknown pooling; names such as last4 refer to layers."""
     if name.startswith(("last", "layer")):
         remedy = "for the mean of the last four layers, use layer -4,-3,-2,-1"
         return f"; the pooling is one of {', '.join(POOLINGS)}; {remedy}"
@@ -158,7 +158,7 @@ def _pooling_hint(name: str) -> str:
 
 
 def layer_indices(layer: int | Sequence[int], layers: int) -> tuple[int, ...]:
-    """Return indices into the states: embeddings 0, layers 1 to L; negative numbers count from the end."""
+    """Return indices into the states: 0 for the embeddings, 1 to L for the layers; negative ones count from the end."""
     requested = (layer,) if isinstance(layer, int) else tuple(layer)
     if not requested:
         raise RequestError("no layer was named; -1 is the last, and several are averaged")
@@ -171,7 +171,7 @@ def layer_indices(layer: int | Sequence[int], layers: int) -> tuple[int, ...]:
 
 
 def mean_states(bert: Backbone, batch: Batch, layers: tuple[int, ...]) -> Tensor:
-    """Return the mean of the states (B, T, H) after each of these layers; the last alone needs no others kept."""
+    """Return the mean of the states (B, T, H) of these layers; the last layer alone needs no other states in memory."""
     alone = layers == (bert.config.layers,)
     output: EncoderOutput = bert.encode(batch.ids, batch.segments, batch.mask, keep_states=not alone)
     return output.last if alone else torch.stack([output.states[layer] for layer in layers]).mean(0)
@@ -194,11 +194,11 @@ def attention_weights(bert: Backbone, batch: Batch) -> NDArray[np.float32]:
 
 
 def word_vector(
-    model: "Model", word: str, text: str, occurrence: int, layer: int | Sequence[int]
+    model: "BaseModel", word: str, text: str, occurrence: int, layer: int | Sequence[int]
 ) -> NDArray[np.float32]:
     """Return the contextual vector of a word in a text, (H,): the mean of its pieces' states.
 
-    The same word has another vector in another sentence, unlike static vectors. ``occurrence`` counts from 1.
+    Unlike a static vector, it depends on the sentence. ``occurrence`` is counted from 1.
     """
     spans = find_word(word, text, lowercase=model.tokenizer.lowercase)
     if not spans:
@@ -220,7 +220,7 @@ def word_vector(
 
 
 def find_word(word: str, text: str, *, lowercase: bool) -> list[tuple[int, int]]:
-    """Return the spans of a word in a text; not within longer words, except in Chinese, which has no spaces."""
+    """Return the spans of a word in a text, but not within longer words, except in Chinese, which has no spaces."""
     if not word.strip():
         return []
     flags = re.IGNORECASE if lowercase else 0

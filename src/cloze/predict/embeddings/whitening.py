@@ -1,10 +1,10 @@
 """Whitening (Su et al. 2021, "Whitening sentence representations for better semantics and faster retrieval").
 
-The vectors of a pre-trained model lie in a narrow cone and share a few large directions, so that all cosines are high.
-Whitening centres them and scales every direction to unit variance, which separates them; directions with the least
-variance can be dropped. ``geometry`` measures how vectors are distributed, before and after.
+The vectors of a pre-trained model lie in a narrow cone and share a few directions of large variance, so that all
+cosines are high. Whitening centres the vectors and scales every direction to unit variance, which separates them;
+directions with the least variance can be dropped. ``geometry`` measures how vectors are distributed.
 
-Dimensions: N texts, D vector size, K dimensions that are kept.
+Dimensions: N texts, D vector size, K remaining dimensions.
 """
 
 import logging
@@ -22,23 +22,23 @@ from cloze.predict.model import Model
 
 logger = logging.getLogger("cloze")
 
-# Directions with less than this share of the largest variance are rounding noise, and dividing by it would amplify it.
-# States behind a LayerNorm have one such direction: before its weight and bias, the features of each sum to zero.
+# Directions with less than this fraction of the largest variance are rounding noise, which whitening would amplify.
+# The outputs of a LayerNorm have one such direction, since their features sum to zero before its weight and bias.
 _LEAST_SHARE = 1e-7
 
-# Fewer directions than these are kept on demand only: few texts would leave vectors of hardly any dimensions.
+# Fewer directions than this are kept only on request, because whitening on too few texts is usually a mistake.
 _FEWEST_DIRECTIONS = 8
 
 Vectors = NDArray[np.float32]
 
 
 def fit_whitening(vectors: NDArray[np.float32], dimensions: int | None = None) -> Projection:
-    """Return the linear map that gives these vectors, (N, D), mean 0 and unit covariance.
+    """Return the linear map that transforms these vectors, (N, D), to zero mean and unit covariance.
 
-    Without ``dimensions``, all directions with variance are kept.
+    By default, all directions with variance are kept.
     """
     if len(vectors) < 2:
-        raise RequestError(f"{len(vectors)} texts to fit whitening on; some hundreds at the least were expected")
+        raise RequestError(f"{len(vectors)} texts to fit whitening on; at least some hundreds were expected")
     mean = vectors.mean(0, dtype=np.float64)
     variances, directions = np.linalg.eigh(np.cov(vectors.astype(np.float64), rowvar=False, bias=True))
     variances, directions = variances[::-1], directions[:, ::-1]  # largest first
@@ -52,13 +52,13 @@ def fit_whitening(vectors: NDArray[np.float32], dimensions: int | None = None) -
         raise RequestError(f"dimensions is {kept}; 1 to {vectors.shape[1]}, the size of a vector, was expected")
     if kept > usable:
         raise RequestError(
-            f"{len(vectors)} texts spread in {usable} directions, fewer than the {kept} that are wanted; "
+            f"{len(vectors)} texts vary in {usable} directions, fewer than the {kept} requested; "
             f"give more texts, or {usable} dimensions or fewer"
         )
     if len(vectors) <= vectors.shape[1]:
         logger.warning(
-            "whitening is fitted on %d texts, fewer than the %d dimensions of a vector: it keeps %d of them and suits "
-            "little but these texts; give more",
+            "whitening is fitted on %d texts, fewer than the %d dimensions of a vector: it keeps %d dimensions and "
+            "overfits these texts; give more",
             *(len(vectors), vectors.shape[1], kept),
         )
     weight = (directions[:, :kept] / np.sqrt(variances[:kept])).T  # (K, D)
@@ -72,7 +72,7 @@ def with_whitening(
     dimensions: int | None = None,
     pooling: Pooling | None = None,
 ) -> ModelFolder:
-    """Return the folder with whitening, fitted on these texts, after its own projections."""
+    """Return the folder with whitening fitted on these texts, as the last of its projections."""
     before = folder.embedding
     if pooling is not None and (pooling != before.pooling or before.unsupported is not None):
         before = EmbeddingSettings(pooling, normalize=before.normalize)
@@ -82,8 +82,8 @@ def with_whitening(
     kept, size = fitted.weight.shape
     if dimensions is None and kept < min(_FEWEST_DIRECTIONS, size):
         raise RequestError(
-            f"{len(texts)} texts spread in {kept} directions, which would be all that is left of the {size} "
-            "dimensions of a vector; give some hundreds of texts, or set dimensions to keep so few"
+            f"{len(texts)} texts vary in {kept} directions, so that only these would be kept of the {size} "
+            "dimensions of a vector; give some hundreds of texts, or set dimensions to confirm"
         )
     projections = (*before.projections, fitted)
     return replace(folder, embedding=replace(before, projections=projections))
@@ -94,8 +94,8 @@ class Geometry:
     """How vectors are distributed.
 
     ``anisotropy`` is the mean cosine of random pairs, 0 for isotropic vectors (Ethayarajh 2019). ``first_share`` and
-    ``first_ten_share`` are the share of the variance in the first directions. ``uniformity`` is the log of the mean
-    Gaussian potential of pairs on the sphere; lower is more uniform (Wang and Isola 2020).
+    ``first_ten_share`` are the fractions of the variance in the first direction and in the first ten. ``uniformity`` is
+    the log of the mean Gaussian potential of pairs on the sphere; lower is more uniform (Wang and Isola 2020).
     """
 
     anisotropy: float
@@ -105,11 +105,11 @@ class Geometry:
 
 
 def geometry(vectors: Vectors) -> Geometry:
-    """Measure at least two vectors, (N, D); all pairs count."""
+    """Measure the geometry of at least two vectors, (N, D), over all pairs."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     units = vectors.astype(np.float64) / np.maximum(lengths, 1e-12)
     count = len(units)
-    # The squared norm of the sum contains every pair twice, and every vector with itself.
+    # The squared norm of the sum includes every pair twice, and every vector with itself.
     anisotropy = (np.square(units.sum(0)).sum() - np.square(units).sum()) / (count * (count - 1))
     centred = vectors - vectors.mean(0, dtype=np.float64)
     variances = np.square(np.linalg.svd(centred, compute_uv=False))

@@ -1,4 +1,4 @@
-// The page at "/docs": OpenAPI, in a form for people.
+// The page at "/docs": the OpenAPI description in readable form.
 import { element, table } from "/static/elements.js";
 
 const description = await (await fetch("/openapi.json")).json();
@@ -12,14 +12,14 @@ function type(schema) {
 
 function limits(schema) {
   const found = schema.anyOf?.find((one) => one.type !== "null") ?? schema;
-  const parts = [schema.description, schema.default != null ? `${JSON.stringify(schema.default)} if left out.` : null];
+  const parts = [schema.description, schema.default != null ? `Default: ${JSON.stringify(schema.default)}.` : null];
   if (found.minimum !== undefined) parts.push(`From ${found.minimum}${found.maximum !== undefined ? ` to ${found.maximum}` : ""}.`);
   return parts.filter(Boolean).join(" ");
 }
 
 function takes(schema) {
   const rows = Object.entries(schema.properties).map(([name, one]) => [
-    element("code", {}, name), type(one), schema.required?.includes(name) ? "needed" : "", limits(one),
+    element("code", {}, name), type(one), schema.required?.includes(name) ? "required" : "", limits(one),
   ]);
   return table(["key", "type", "", ""], rows);
 }
@@ -30,18 +30,18 @@ function example(path, schema) {
   return element("pre", {}, `curl ${location.origin}${path} -H 'content-type: application/json' -d '${JSON.stringify(body)}'`);
 }
 
-function route(path, verb, told) {
-  const schema = told.requestBody?.content["application/json"].schema;
-  const answers = Object.entries(told.responses).filter(([status]) => status !== "200" && status !== "422");
+function route(path, verb, operation) {
+  const schema = operation.requestBody?.content["application/json"].schema;
+  const answers = Object.entries(operation.responses).filter(([status]) => status !== "200" && status !== "422");
   return element(
     "article", { class: "route" },
     element("h2", {}, element("span", { class: "verb" }, verb.toUpperCase()), element("code", {}, path)),
-    element("p", {}, told.summary ?? ""),
+    element("p", {}, operation.summary ?? ""),
     ...(schema ? [takes(schema), example(path, schema)] : []),
-    ...(answers.length ? [element("details", {}, element("summary", {}, "What else may be answered"), table(["status", "why"], answers.map(([status, one]) => [status, one.description])))] : []),
+    ...(answers.length ? [element("details", {}, element("summary", {}, "Errors"), table(["status", "meaning"], answers.map(([status, one]) => [status, one.description])))] : []),
   );
 }
 
 document.getElementById("routes").append(
-  ...Object.entries(description.paths).flatMap(([path, verbs]) => Object.entries(verbs).map(([verb, told]) => route(path, verb, told))),
+  ...Object.entries(description.paths).flatMap(([path, verbs]) => Object.entries(verbs).map(([verb, operation]) => route(path, verb, operation))),
 );

@@ -1,6 +1,6 @@
-// Elements from texts. Whatever a user or a model says is a text here, and never markup.
+// Creates elements. Texts of users and models become text nodes and are never parsed as markup.
 
-/** An element with attributes and children; children that are not elements become texts. */
+/** Create an element with attributes and children; children that are not nodes become text nodes. */
 export function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -10,7 +10,7 @@ export function element(name, attributes = {}, ...children) {
   return made;
 }
 
-/** A table of a header and rows; numbers stand right. */
+/** Create a table from a header and rows; numbers are aligned right. */
 export function table(header, rows) {
   const head = element("tr", {}, ...header.map((cell) => element("th", { scope: "col" }, cell)));
   const body = rows.map((row) =>
@@ -19,7 +19,7 @@ export function table(header, rows) {
   return element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
 }
 
-/** A share between 0 and 1, as a bar that also reads well aloud. */
+/** Create a bar for a value between 0 and 1, with a label for screen readers. */
 export function share(value) {
   return element("meter", { min: 0, max: 1, value, "aria-label": percent(value) });
 }

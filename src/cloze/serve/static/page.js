@@ -1,10 +1,10 @@
-// The page at "/": a tab for each route, its form, and what came back.
+// The page at "/": a tab for each route with its form and its response.
 import { element } from "/static/elements.js";
 import { ROUTES } from "/static/routes.js";
 
 const find = (id) => document.getElementById(id);
 let models = [];
-let asking = 0; // the number of the last question: an answer that comes after another question is not shown
+let asking = 0; // number of the latest request; responses to earlier ones are not shown
 
 async function start() {
   try {
@@ -12,7 +12,7 @@ async function start() {
     models = info.models;
     find("about").textContent = models.map((model) => model.name).join(", ");
   } catch {
-    find("about").textContent = "The service does not answer.";
+    find("about").textContent = "The service does not respond.";
   }
   find("tabs").append(...ROUTES.map(tab));
   find("tabs").addEventListener("keydown", walk);
@@ -22,7 +22,7 @@ async function start() {
 }
 
 const able = (route) => models.filter((model) => model.does.includes(route.needs));
-// As it stands: no path of ours has anything that an address spells otherwise, and "#%" is no spelling of anything.
+// The hash is compared without decoding: no path needs escapes, and decoding a malformed hash such as "#%" would throw.
 const current = () => ROUTES.find((route) => `#${route.path}` === location.hash) ?? ROUTES.find((route) => able(route).length) ?? ROUTES[0];
 
 function tab(route) {
@@ -32,7 +32,7 @@ function tab(route) {
   return button;
 }
 
-/** Arrows go through the tabs, as screen readers announce them. */
+/** Move through the tabs with the arrow keys, as the ARIA tab pattern requires. */
 function walk(event) {
   const tabs = [...find("tabs").children];
   const step = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
@@ -54,9 +54,9 @@ function show() {
   find("title").textContent = route.title;
   find("summary").textContent = route.summary;
   const can = able(route);
-  const button = element("button", { type: "submit", disabled: !can.length }, "Ask");
+  const button = element("button", { type: "submit", disabled: !can.length }, "Send");
   find("form").replaceChildren(...route.fields.map(field), ...(can.length > 1 ? [choice(can)] : []), button);
-  find("result").replaceChildren(...(can.length ? [] : [element("p", { class: "quiet" }, "No model that is served here can do this.")]));
+  find("result").replaceChildren(...(can.length ? [] : [element("p", { class: "quiet" }, "No served model supports this.")]));
   find("raw").hidden = true;
 }
 
@@ -66,7 +66,7 @@ function field({ name, label, hint, kind, example }) {
       ? element("input", { name, type: "number", min: 1, max: 100, value: example, "data-kind": kind })
       : element(kind === "text" ? "input" : "textarea", { name, "data-kind": kind, spellcheck: "false" });
   if (kind !== "number") input.value = example;
-  // As in other places where one writes: enter with control sends.
+  // Ctrl+Enter sends the form.
   input.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) find("form").requestSubmit();
   });
@@ -105,14 +105,14 @@ async function ask(event) {
   find("raw").hidden = false;
 }
 
-/** The answer, and what is wrong where something is. */
+/** Send a request; return its response, and an error message or null. */
 async function send(path, asked) {
   try {
     const response = await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(asked) });
     const answer = await response.json();
     return [answer, response.ok ? null : answer.error.message];
   } catch (error) {
-    return [null, `The service does not answer (${error.message}).`];
+    return [null, `The service does not respond (${error.message}).`];
   }
 }
 

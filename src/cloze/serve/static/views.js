@@ -1,4 +1,4 @@
-// Answers -> something to look at.
+// Views: response -> elements.
 import { element, percent, share, table } from "/static/elements.js";
 
 const titled = (title, ...parts) => element("div", {}, element("h3", {}, title), ...parts);
@@ -21,7 +21,7 @@ export function vectors(answer, asked) {
   return element("div", {}, ...found.map((vector, index) => titled(`${texts[index]} (${vector.length} numbers)`, stripes(vector))));
 }
 
-/** One pixel a number: blue below zero, orange above, paler towards it. */
+/** Draw a vector with one pixel per number: blue below zero, orange above, paler near zero. */
 function stripes(vector) {
   const canvas = element("canvas", { width: vector.length, height: 1, role: "img", "aria-label": "the vector as colours" });
   const context = canvas.getContext("2d");
@@ -50,10 +50,10 @@ export function followed(answer) {
 export function labelled(answer, asked) {
   const parts = answer.results.map((one, index) => {
     if (one.value !== undefined) return titled(asked.texts[index], element("p", {}, one.value.toFixed(4)));
-    const said = one.label ?? (one.labels.join(", ") || "none");
+    const labels = one.label ?? (one.labels.join(", ") || "none");
     const rows = Object.entries(one.probabilities).sort((first, second) => second[1] - first[1]);
     return titled(
-      `${asked.texts[index]}: ${said}`,
+      `${asked.texts[index]}: ${labels}`,
       table(["label", "", "probability"], rows.map(([label, value]) => [label, share(value), percent(value)])),
     );
   });
@@ -71,12 +71,12 @@ export function tagged(answer) {
     }
     line.append(characters(one.text, end));
     const rows = one.words.map((word) => [word.text, word.tag, percent(word.probability)]);
-    return element("div", {}, line, element("details", {}, element("summary", {}, "Every word"), table(["word", "tag", "probability"], rows)));
+    return element("div", {}, line, element("details", {}, element("summary", {}, "All words"), table(["word", "tag", "probability"], rows)));
   });
   return element("div", {}, ...parts);
 }
 
-/** Places are counted in characters, JavaScript's in halves of some. */
+/** Slice by code points: the service counts characters, but JavaScript counts UTF-16 units. */
 function characters(text, start, end) {
   return Array.from(text).slice(start, end).join("");
 }
@@ -90,7 +90,7 @@ export function chosen(answer) {
 }
 
 export function corrected(answer, asked) {
-  return table(["as given", "as it should read"], answer.results.map((one, index) => [asked.texts[index], one.target]));
+  return table(["original", "corrected"], answer.results.map((one, index) => [asked.texts[index], one.target]));
 }
 
 export function tokens(answer) {

@@ -1,12 +1,12 @@
-"""A question and a text -> the span that answers it (section 4.2 of the paper), and how such models are scored.
+"""Predict the span of a text that answers a question (section 4.2 of the paper), and evaluate such models.
 
-In every window the likeliest starts and ends are paired, as in the original code: an answer ends no earlier than it
-starts and is no longer than 30 tokens, unless the model was fine-tuned with another limit. The score of a span is the
-sum of its two logits; "no answer" is [CLS] as start and end, with its lowest score over the windows.
+In every window, the most likely starts are paired with the most likely ends, as in the original code: an answer must
+not end before it starts, and is at most 30 tokens long unless the model was fine-tuned with another limit. The score of
+a span is the sum of its two logits. "No answer" is [CLS] as start and end, with its lowest score over all windows.
 
-One deviation: where windows overlap, a span counts in the window with the most context around the whole span. The
-original takes the window with the most context around the first token, and so never finds an answer that extends beyond
-that window, although the next one contains it.
+There is one deviation. Where windows overlap, a span is scored in the window with the most context around the whole
+span. The original takes the window with the most context around the first token, so it never finds an answer that
+extends beyond that window, even if the next window contains it.
 
 Dimensions: N spans, T tokens of a window, W windows.
 """
@@ -33,12 +33,12 @@ from cloze.tasks.reports import Evaluation
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-Pair = tuple[float, int, int, float, float]  # score, first and last token of the context, the logits of both
+Pair = tuple[float, int, int, float, float]  # score, first and last token of the context, their two logits
 
 BEST = 20
-# Odds of "no answer" against the best answer from which none is given, where the model has no threshold.
+# For models without a threshold: the odds of "no answer" against the best answer above which no answer is predicted.
 EVEN = 1.0
-# Differences of logits are clipped to it: its exponential is still a finite number.
+# Differences of logits are clipped to this value, so that their exponentials are finite.
 FARTHEST = 500.0
 
 
@@ -54,7 +54,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A span of the context, or the empty one, with the logits of its start and end."""
+    """A span of the context, or the empty span, with the logits of its start and end."""
 
     text: str
     start: int
@@ -84,15 +84,15 @@ class Ranking:
         """Return candidates with their probabilities, the prediction first.
 
         Args:
-            threshold: Odds of "no answer" against the best candidate from which it is predicted; if None, it is
-                predicted only where there is no candidate.
+            threshold: The odds of "no answer" against the best candidate above which "no answer" is predicted; if None,
+                it is predicted only without any candidate.
         """
         none_counts = threshold is not None or not self.candidates
         ranked = sorted(self.candidates + [self.nothing] * none_counts, key=lambda one: -one.score)
         exponents = [math.exp(one.score - ranked[0].score) for one in ranked]
         shares = [(one, value / sum(exponents)) for one, value in zip(ranked, exponents, strict=True)]
-        said = self.nothing if self.says_none(threshold) else self.candidates[0]
-        return sorted(shares, key=lambda one: one[0] is not said)  # which keeps the order of all others
+        prediction = self.nothing if self.says_none(threshold) else self.candidates[0]
+        return sorted(shares, key=lambda one: one[0] is not prediction)  # stable: the others keep their order
 
     def says_none(self, threshold: float | None) -> bool:
         """Return whether "no answer" is predicted."""
@@ -103,7 +103,7 @@ class Ranking:
 def answer_all(
     predictor: Predictor, questions: Sequence[str], contexts: Sequence[str], top: int = 1, longest: int | None = None
 ) -> list[list[Answer]]:
-    """Return the best answers to each question in its context; an empty one where the model finds none."""
+    """Return the best answers to each question in its context; an empty answer if the model predicts none."""
     if top < 1:
         raise RequestError(f"top is {top}; at least 1 was expected")
     threshold = predictor.task.threshold if predictor.task else None
@@ -114,7 +114,7 @@ def answer_all(
 
 
 def respond(predictor: Predictor, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
-    """Return the best answers to each (question, context) as JSON; the option ``top`` says how many."""
+    """Return the best answers to each (question, context) as JSON values; the option ``top`` is their number."""
     questions, contexts = zip(*inputs, strict=True)
     ranked = answer_all(predictor, questions, contexts, options.get("top", 1))
     return [[asdict(answer) for answer in answers] for answers in ranked]
@@ -123,14 +123,14 @@ def respond(predictor: Predictor, inputs: Sequence[Any], options: Mapping[str, A
 def rank_answers(
     predictor: Predictor, questions: Sequence[str], contexts: Sequence[str], longest: int | None = None
 ) -> list[Ranking]:
-    """Rank the candidate answers of each question; ``longest`` defaults to what the model was fine-tuned with."""
+    """Rank the candidate answers of each question; ``longest`` defaults to the limit the model was fine-tuned with."""
     most = _most_tokens(predictor, longest)
     if isinstance(questions, str) or isinstance(contexts, str):
         raise RequestError("one text was given where a list of texts was expected; put it into a list")
     if len(questions) != len(contexts):
         raise RequestError(f"{len(questions)} questions, but {len(contexts)} contexts; one for each was expected")
     if predictor.bert.config.segments < 2:
-        raise RequestError("this model tells no context from a question (it has one segment); use another")
+        raise RequestError("this model cannot separate context and question (it has one segment); use another")
     readings = list(read_contexts(predictor.tokenizer, questions, contexts))
     firsts = [reading.windows[0].encoding for reading in readings]
     predictor.warnings.cut(firsts, "questions are long and were cut, to leave room for their texts")
@@ -143,7 +143,7 @@ def rank_answers(
 
 
 def check_longest(longest: int | None) -> None:
-    """Raise ``RequestError`` for a maximum answer length below one token."""
+    """Refuse a maximum answer length below one token."""
     if longest is not None and longest < 1:
         raise RequestError(f"the longest answer is {longest} tokens; at least 1 was expected")
 
@@ -183,11 +183,12 @@ def rank_spans(reading: Reading, context: str, logits: Sequence[Floats], longest
 
 
 def _pairs(starts: Floats, ends: Floats, places: Integers, number: int, longest: int) -> list[Pair]:
-    """Pair the likeliest starts with the likeliest ends, as far as they count in this window."""
+    """Pair the most likely starts and ends of a window, keeping only spans that this window scores."""
     first, last = (np.argsort(-side, kind="stable")[:BEST] for side in (starts, ends))
     lengths = last[None, :] - first[:, None] + 1
     rows, columns = np.nonzero((lengths >= 1) & (lengths <= longest))
     first, last, begin = first[rows], last[columns], places[number, 0]
+    # Spans in the overlap of windows occur in several of them; each is kept in one window only.
     here = _widest_context(places, begin + first, begin + last) == number
     return [
         (
@@ -202,12 +203,12 @@ def _pairs(starts: Floats, ends: Floats, places: Integers, number: int, longest:
 
 
 def _widest_context(places: Integers, starts: Integers, ends: Integers) -> Integers:
-    """Return for each span, (N,) and (N,), the window, of (W, 2), with the most context on both of its sides.
+    """Return the window of W, (W, 2), with the most context on both sides of each span, (N,) and (N,).
 
     Ties go to the first window. The original takes the longest one, which is the first, since only the last is shorter.
     """
     begins, stops = places.T
-    # Windows are in order, so those that contain a span are neighbours.
+    # Windows are sorted, so those that contain a span are consecutive.
     first, last = np.searchsorted(stops, ends, "right"), np.searchsorted(begins, starts, "right") - 1
     widest, most = first, np.full(len(first), -1)
     for later in range(int((last - first).max(initial=-1)) + 1):
@@ -220,17 +221,17 @@ def _widest_context(places: Integers, starts: Integers, ends: Integers) -> Integ
 def evaluate_answers(
     predictor: Predictor, examples: Questions, metrics: Sequence[str], longest: int | None = None
 ) -> Evaluation:
-    """Score a model as the official script with these metrics does, and keep the files that script reads."""
+    """Score a model as the official script with these metrics does, and return the files that the script expects."""
     rankings = _rank_examples(predictor, examples, longest)
     threshold = predictor.task.threshold if predictor.task else None
     some_have_none = not all(row.answers for row in examples.rows)
     if threshold is None and some_have_none:
         threshold = EVEN
     decided = [ranking.decided(threshold) for ranking in rankings]
-    said = [best[0][0].text for best in decided]
-    predictions = _told(examples, said, rankings)
+    answers = [best[0][0].text for best in decided]
+    predictions = _answer_predictions(examples, answers, rankings)
     files: dict[str, Any] = {
-        "predictions.json": {row.id: text for row, text in zip(examples.rows, said, strict=True)},
+        "predictions.json": {row.id: text for row, text in zip(examples.rows, answers, strict=True)},
         "nbest_predictions.json": {
             row.id: [_entry(*one) for one in best] for row, best in zip(examples.rows, decided, strict=True)
         },
@@ -240,9 +241,9 @@ def evaluate_answers(
         files["null_odds.json"] = {row.id: one.null_score for row, one in nulls}
     return Evaluation(
         score_answers(metrics, predictions),
-        said,
+        answers,
         examples.places,
-        [one.said if is_right(metrics, one) else "".join(one.answers[:1]) for one in predictions],
+        [one.predicted if is_right(metrics, one) else "".join(one.answers[:1]) for one in predictions],
         [{"question": row.question, "context": row.context} for row in examples.rows],
         files=files,
         rows=MeanRows(row_scores(metrics, predictions)),
@@ -251,14 +252,14 @@ def evaluate_answers(
 
 
 def fit_threshold(predictor: Predictor, examples: Questions) -> TaskLabels:
-    """Return the task with the threshold of the best F1, if some of the questions have no answer."""
+    """Return the task with the threshold that has the best F1, if some of the questions have no answer."""
     task = predictor.task or TaskLabels(ANSWER.name)
     if all(row.answers for row in examples.rows):
         return task
     rankings = _rank_examples(predictor, examples)
-    predictions = _told(examples, [ranking.decided(None)[0][0].text for ranking in rankings], rankings)
+    predictions = _answer_predictions(examples, [ranking.decided(None)[0][0].text for ranking in rankings], rankings)
     best = best_threshold(predictions, [word_f1(one) for one in predictions])
-    # As a ratio: thresholds of a folder are positive.
+    # Stored as a ratio (odds), because saved thresholds must be positive.
     return replace(task, threshold=math.exp(min(max(best.between, -FARTHEST), FARTHEST)))
 
 
@@ -267,8 +268,10 @@ def _rank_examples(predictor: Predictor, examples: Questions, longest: int | Non
     return rank_answers(predictor, questions, contexts, longest)
 
 
-def _told(examples: Questions, said: Sequence[str], rankings: Sequence[Ranking]) -> list[AnswerPrediction]:
-    rows = zip(examples.rows, said, rankings, strict=True)
+def _answer_predictions(
+    examples: Questions, answers: Sequence[str], rankings: Sequence[Ranking]
+) -> list[AnswerPrediction]:
+    rows = zip(examples.rows, answers, rankings, strict=True)
     return [
         AnswerPrediction(row.answers, text, max(min(one.null_score, FARTHEST), -FARTHEST)) for row, text, one in rows
     ]

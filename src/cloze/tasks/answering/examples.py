@@ -1,12 +1,13 @@
 """Extractive question answering (sections 4.2 and 4.3 of the paper): read the data, build windows with targets.
 
-The readers take SQuAD 1.1, SQuAD 2.0 and CMRC 2018 as published (a folder or a single file, plain or compressed), the
-same JSON format, and tables. A place is ``file:id`` in JSON, and ``file:line`` in tables. If an answer is not at its
-recorded offset, the nearest occurrence close to it is used: some of CMRC's offsets are off by one or two.
+The readers accept SQuAD 1.1, SQuAD 2.0 and CMRC 2018 as published (a folder or a single file, plain or compressed),
+other files in the same JSON format, and tables. A place is ``file:id`` in JSON, and ``file:line`` in tables. If an
+answer is not at its recorded offset, its nearest occurrence close to the offset is used: some of CMRC's offsets are off
+by one or two.
 
-A sequence is the question followed by as much of the context as fits; a long context is read in overlapping windows.
-The targets of a window are the first and the last token of the answer, or 0 and 0, the [CLS] token, if it does not
-contain the whole answer. If no window does, the question is trained as unanswerable, and this is reported.
+A sequence is the question followed by as much of the context as fits; a long context is split into overlapping windows.
+The targets of a window are the first and the last token of the answer, or 0 and 0, the [CLS] token, if the window does
+not contain the whole answer. If no window does, the question is trained as unanswerable, and this is reported.
 """
 
 import json
@@ -26,7 +27,7 @@ from cloze.tasks.rows import Columns, OnBadRow, RowFile, Source, make_row, read_
 from cloze.tasks.tables import Record, table_ending
 from cloze.text import Encoding, Pieces, Tokenizer, window_spans
 
-# As in the original.
+# As in the original code.
 LONGEST_QUESTION = 64
 STRIDE = 128
 
@@ -35,9 +36,9 @@ NOWHERE = (0, 0)
 
 @dataclass(frozen=True)
 class Question:
-    """One row: ``answers`` has every answer that counts as right, none where the context has none.
+    """One row. ``answers`` has all acceptable answers; it is empty if the context has no answer.
 
-    ``span`` is where the first of them stands that stands anywhere, in characters.
+    ``span`` is the position, in characters, of the first answer that occurs in the context.
     """
 
     place: str
@@ -49,32 +50,32 @@ class Question:
 
     @property
     def texts(self) -> list[str]:
-        """What is asked, and about what."""
+        """The question and its context."""
         return [self.question, self.context]
 
 
 class Questions(ExampleList[Question]):
-    """What a model is trained or scored on."""
+    """The rows of a question-answering task."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """A question with a stretch of its context."""
+    """A question with a part of its context."""
 
     encoding: Encoding
-    first: int  # the token of the encoding at which the context begins
-    place: tuple[int, int]  # which of the context's tokens are in it
+    first: int  # index of the first context token in the encoding
+    place: tuple[int, int]  # start and stop of the window's tokens within the context
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A question and its context as a model reads them."""
+    """A question and its context, encoded as one or more windows."""
 
-    offsets: list[tuple[int, int]]  # of each token of the context, in characters
+    offsets: list[tuple[int, int]]  # start and end of each context token, in characters
     windows: list[Window]
 
     def tokens_of(self, span: tuple[int, int]) -> tuple[int, int]:
-        """The first and last token of the context that stand at these characters; last < first if none does."""
+        """Return the first and last context token of a span of characters; last < first if there is none."""
         first = bisect_right(self.offsets, span[0], key=lambda offset: offset[1])
         return first, bisect_left(self.offsets, span[1], key=lambda offset: offset[0]) - 1
 
@@ -82,7 +83,7 @@ class Reading:
 def answer_items(
     examples: Questions, tokenizer: Tokenizer, stride: int = STRIDE, progress: Progress | None = None
 ) -> list[Item]:
-    """What a model trains on: every window of every context, with the first and last token of the answer."""
+    """Return the training items: every window of every context, with the first and last token of the answer."""
     questions = [row.question for row in examples.rows]
     contexts = [row.context for row in examples.rows]
     items, lost = list[Item](), 0
@@ -94,13 +95,13 @@ def answer_items(
     if lost and progress is not None:
         progress.say(
             f"{lost} of {len(examples)} training questions have an answer that no window of {tokenizer.max_length} "
-            "tokens holds whole; they are trained as if they had none: a larger length or a smaller stride holds more"
+            "tokens contains; they are trained as unanswerable: use a larger max_length or a smaller stride"
         )
     return items
 
 
 def find_target(window: Window, tokens: tuple[int, int] | None) -> tuple[int, int]:
-    """Where the tokens of an answer are in a window; NOWHERE if it does not hold all of them."""
+    """Return the answer's tokens as positions in a window; NOWHERE if the window does not contain all of them."""
     if tokens is None or not window.place[0] <= tokens[0] <= tokens[1] < window.place[1]:
         return NOWHERE
     shift = window.first - window.place[0]
@@ -110,14 +111,14 @@ def find_target(window: Window, tokens: tuple[int, int] | None) -> tuple[int, in
 def read_contexts(
     tokenizer: Tokenizer, questions: Sequence[str], contexts: Sequence[str], stride: int = STRIDE
 ) -> Iterator[Reading]:
-    """Yield what a model reads of each question and its context.
+    """Yield the windows of each question and its context.
 
-    Windows lie ``stride`` tokens apart, or half of what a window has room for if that is less: an answer that is no
-    longer than the other half is therefore whole in one of them.
+    Windows are ``stride`` tokens apart, but at most half of a window's room for context. An answer that is no longer
+    than the other half is therefore contained in one of them.
     """
     if tokenizer.content_length(2) < 2:
         raise RequestError(f"length is {tokenizer.max_length}; a question and its context need at least 5 tokens")
-    # Many questions are asked of one context.
+    # Many questions have the same context, which is encoded once.
     distinct = list(dict.fromkeys(contexts))
     read = dict(zip(distinct, tokenizer.encode_pieces(distinct), strict=True))
     for question, context in zip(tokenizer.encode_pieces(questions), contexts, strict=True):
@@ -128,9 +129,9 @@ def read_contexts(
 def plan_windows(
     tokenizer: Tokenizer, question: int, context: int, stride: int = STRIDE
 ) -> tuple[int, list[tuple[int, int]]]:
-    """How many of a question's tokens are kept, and which of its context's each window has."""
+    """Return how many of a question's tokens are kept, and the start and stop of each window in its context."""
     room = tokenizer.content_length(2)
-    # Where sequences are short, the question must leave the context its half.
+    # In short sequences, the question must leave half of the room to the context.
     kept = min(question, LONGEST_QUESTION, max(room // 2, room - context))
     room -= kept
     return kept, window_spans(context, room, max(1, min(stride, room // 2)))
@@ -139,7 +140,7 @@ def plan_windows(
 def _windows(tokenizer: Tokenizer, question: Pieces, context: Pieces, stride: int) -> list[Window]:
     count, places = plan_windows(tokenizer, len(question), len(context), stride)
     kept = replace(question.slice(0, count), unread=question.unread + len(question) - count)
-    first = len(kept) + 2  # behind [CLS], the question and [SEP]
+    first = len(kept) + 2  # after [CLS], the question and [SEP]
     return [Window(tokenizer.assemble(kept, context.slice(*place)), first, place) for place in places]
 
 
@@ -147,12 +148,12 @@ SQUAD = {"train": "train-v1.1.json", "dev": "dev-v1.1.json"}
 SQUAD2 = {"train": "train-v2.0.json", "dev": "dev-v2.0.json"}
 CMRC = {"train": "cmrc2018_train.json", "dev": "cmrc2018_dev.json", "trial": "cmrc2018_trial.json"}
 
-# Characters on either side of where an answer should stand.
+# An answer is searched within this many characters of its recorded offset.
 NEARBY = 100
-# The training set of SQuAD 2.0 is 42 MB; something far larger is a mistake or an attack.
+# The training set of SQuAD 2.0 has 42 MB; something far larger is a mistake or an attack.
 LARGEST_JSON = 2**30
 
-Found = tuple[Any, int | None]  # the text of an answer, and where it should stand
+Found = tuple[Any, int | None]  # the text of an answer, and its recorded offset
 AnswersOf = Callable[[Record], list[Found]]
 
 
@@ -163,21 +164,21 @@ def read_squad(
     split: str,
     labels: LabelSet | None,  # noqa: ARG001
 ) -> Read:
-    """A split of published files; ``always``: every question has an answer."""
+    """Read a split of published files; with ``always``, every question must have an answer."""
     path = find_file(source, split, files)
     make = partial(_question, _json_answers, always=always, trained=split == "train")
     return Read(_gather(json_questions(path), make, path, source.on_bad_row))
 
 
 def read_own_questions(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
-    """The user's own questions: SQuAD's JSON, or a table by column name."""
+    """Read the user's own questions: a file in SQuAD's JSON format, or a table with named columns."""
     path = source.rows_of(split)
     cells = partial(_cell_answers, _named(source.label, "label", "answer"))
     return Read(_read_own(source, path, _json_answers, cells))
 
 
 def read_unanswered(source: Source, path: TableSource) -> Questions:
-    """The questions of a file like the user's own, whether or not it has answers to them."""
+    """Read the questions of a file in the format of the user's own, ignoring its answers."""
     return _read_own(source, path, lambda _: [], lambda _: [])
 
 
@@ -196,7 +197,7 @@ def _read_own(source: Source, path: TableSource, of_json: AnswersOf, of_cells: A
 
 
 def find_file(source: Source, split: str, files: Mapping[str, str]) -> Path:
-    """The file of a split: that of --dev, the data itself if it is a file, or one of a known name in its folder."""
+    """Return the file of a split: that of --dev, the data if it is a file, or the published one in its folder."""
     if split == "dev" and source.dev_path is not None:
         return source.dev_path
     if not source.path.is_dir():
@@ -213,13 +214,13 @@ def find_file(source: Source, split: str, files: Mapping[str, str]) -> Path:
 
 
 def look_for(folder: Path, name: str) -> Path | None:
-    """A file of a folder, plain or compressed; None if there is none."""
+    """Return a file of a folder, plain or compressed; None if it does not exist."""
     spelled = (folder / f"{name}{ending}" for ending in ("", *COMPRESSED))
     return next((path for path in spelled if path.is_file()), None)
 
 
 def json_questions(path: Path) -> Iterator[Record]:
-    """Yield the questions of a file in SQuAD's form, with the context beside."""
+    """Yield the questions of a file in SQuAD's format, each with its context."""
     for number, article in enumerate(_list(read_json_file(path, "SQuAD"), "data", str(path))):
         for part, paragraph in enumerate(_list(article, "paragraphs", f"{path}: data[{number}]")):
             place = f"{path}: data[{number}].paragraphs[{part}]"
@@ -248,7 +249,7 @@ def _table_questions(rows: RowFile) -> Iterator[Record]:
 
 
 def _cell_answers(column: str, record: Record) -> list[Found]:
-    """The answers of a table's row: one or a list, or the object that ``datasets`` makes of SQuAD's."""
+    """Return the answers of a table row: a text, a list, or the object in which ``datasets`` stores SQuAD's answers."""
     cells, answers = record.cells, record.cells.get("answers")
     if column in cells:
         texts, starts = cells[column], cells.get("answer_start")
@@ -282,7 +283,7 @@ def _whole_number(value: object, place: str) -> int | None:
 def _gather(
     records: Iterable[Record], make: Callable[[Record], Question], path: TableSource, on_bad_row: OnBadRow | None
 ) -> Questions:
-    """Keep the rows that are good, and count the others."""
+    """Convert the valid records, and count the others."""
     rows: dict[str, Question] = {}
     skipped, problem = 0, ""
     for record in records:
@@ -303,32 +304,32 @@ def _gather(
 
 
 def _question(answers_of: AnswersOf, record: Record, *, always: bool = False, trained: bool = True) -> Question:
-    """Make a row of a record; ``trained``: it must be known where its answer stands."""
+    """Convert a record to a row; with ``trained``, its answer must occur in the context."""
     row = make_row(record, Columns("question", "context"))
     context = row.pair or ""
     answers = answers_of(record)
     if not answers and always:
         raise RowError(
-            f"{record.place}: this question has no answer; squad2 and answer take such, or pass "
+            f"{record.place}: this question has no answer; use squad2 or answer for such questions, or pass "
             f"{format_option('on_bad_row', 'skip')}"
         )
     for text, _ in answers:
         if not isinstance(text, str) or not text.strip():
-            raise RowError(f"{record.place}: an answer is {text!r:.40}; expected a text that stands in the context")
+            raise RowError(f"{record.place}: an answer is {text!r:.40}; expected a text that occurs in the context")
     spans = [locate(text, start, context) for text, start in answers]
     span = next((span for span in spans if span is not None), None)
     if answers and span is None and trained:
         text, start = answers[0]
         where = "in the context" if start is None else f"at character {start} of the context, nor nearby"
         raise RowError(
-            f"{record.place}: the answer {text[:40]!r} does not stand {where}; correct it, or pass "
+            f"{record.place}: the answer {text[:40]!r} does not occur {where}; correct it, or pass "
             f"{format_option('on_bad_row', 'skip')}"
         )
     return Question(record.place, str(record.cells["id"]), row.text, context, tuple(text for text, _ in answers), span)
 
 
 def locate(text: str, start: int | None, context: str) -> tuple[int, int] | None:
-    """Where an answer stands: at ``start``, or nearest to it and nearby; anywhere if it is not told."""
+    """Return the position of an answer: at ``start``, else the nearest close to it; anywhere if ``start`` is None."""
     if start is None:
         nearest = context.find(text)
     elif start >= 0 and context.startswith(text, start):
@@ -341,28 +342,28 @@ def locate(text: str, start: int | None, context: str) -> tuple[int, int] | None
 
 
 def _named(given: str, usual: str, own: str) -> str:
-    """The column that a flag names; where it was left out, the one that questions have."""
+    """Return the column named by a flag or, if it has its default, the usual column of questions."""
     return own if given == usual else given
 
 
 def read_json_file(path: Path, form: str) -> Any:
-    """Read a JSON file that may be compressed; ``form`` names whose form was expected."""
+    """Read a JSON file that may be compressed; ``form`` is the name of the expected format."""
     try:
         with open_file(path) as stream:
             content = stream.read(LARGEST_JSON + 1)
     except BROKEN_ARCHIVE as error:
         raise DataError(f"{path}: cannot be decompressed ({error}); it is damaged or cut short") from error
     if len(content) > LARGEST_JSON:
-        raise DataError(f"{path}: more than {LARGEST_JSON // 2**20} MB; expected a file in the form of {form}")
+        raise DataError(f"{path}: more than {LARGEST_JSON // 2**20} MB; expected a file in the format of {form}")
     try:
         return json.loads(content)
     # UnicodeDecodeError and too many digits are ValueErrors as well; deep nesting exhausts the recursion limit.
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({str(error)[:80]}); expected a file in the form of {form}") from error
+        raise DataError(f"{path}: not JSON ({str(error)[:80]}); expected a file in the format of {form}") from error
 
 
 def _list(value: Any, name: str, place: str) -> list[Any]:
     found = value.get(name) if isinstance(value, dict) else None
     if not isinstance(found, list):
-        raise DataError(f"{place}: {name!r} is {found!r:.40}; expected a list, in the form of SQuAD")
+        raise DataError(f"{place}: {name!r} is {found!r:.40}; expected a list, as in the format of SQuAD")
     return found

@@ -1,4 +1,4 @@
-"""The kind ``answer``: extractive question answering, the span of a text that answers a question."""
+"""The kind ``answer``: extractive question answering, which finds the span of a text that answers a question."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -28,7 +28,7 @@ def _read_texts(source: Source, path: TableSource) -> list[PlacedTexts]:
 
 
 def read_other_splits(files: Mapping[str, str], always: bool, source: Source) -> list[PlacedTexts]:
-    """Return the rows of all splits but train and dev, as far as their files exist."""
+    """Return the questions of all splits other than train and dev whose files exist."""
     splits = [split for split, name in files.items() if split not in ("train", "dev") and look_for(source.path, name)]
     examples = [read_squad(files, always, source, split, None).examples for split in splits]
     return [placed for rows in examples for placed in zip(rows.places, rows.documents(), strict=True)]
@@ -54,6 +54,6 @@ ANSWER = TaskKind(
     read_texts=_read_texts,
     settings=frozenset({"stride", "longest_answer"}),
     item_noun="windows, with their questions,",
-    answers="a stretch of the text",
+    answers="a span of the text",
     fit_on_dev=_decoded("fit_threshold"),
 )

@@ -1,10 +1,10 @@
 """Metrics of extractive question answering, as in the official scripts of SQuAD 1.1, SQuAD 2.0 and CMRC 2018.
 
-All are from 0 to 1; the scripts print percentages. The script is chosen by its name for exact matches: exact_match,
-exact or em.
+All scores are between 0 and 1; the scripts print percentages. The name of the metric for exact matches selects the
+script: exact_match, exact or em.
 
-One deviation: CMRC's script tokenizes non-Chinese text with NLTK. Here it is split into words, numbers and other
-characters, which only differs for contractions and the like, rare in that data.
+There is one deviation. CMRC's script tokenizes non-Chinese text with NLTK. Here it is split into words, numbers and
+other characters, which differs only for contractions and the like, which are rare in that data.
 """
 
 import math
@@ -20,21 +20,21 @@ RowScoresByMetric = dict[str, list[float]]
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
-# What CMRC's script leaves out; a half of the Chinese ellipsis is not among it.
+# The characters that CMRC's script removes; half of the Chinese ellipsis is not among them.
 _CHINESE_PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")
-# A Chinese character, a number, a word, or any other character that is no space.
+# A Chinese character, a number, a word, or any other character except whitespace.
 _SEGMENT = re.compile(r"[\u4e00-\u9fa5]|\d+(?:[.,]\d+)+|[^\W\u4e00-\u9fa5]+|[^\w\s]")
 
 
 @dataclass(frozen=True)
 class AnswerPrediction:
-    """The predicted answer to a question (``said``), and its gold answers, none if it is unanswerable.
+    """The predicted answer to a question, and its gold answers; an unanswerable question has none.
 
     ``null_score`` is the logit of "no answer" minus that of the best answer.
     """
 
     answers: Sequence[str]
-    said: str
+    predicted: str
     null_score: float = 0.0
 
 
@@ -44,7 +44,7 @@ def normalized(answer: str) -> str:
 
 
 def _squad_rows(predictions: Sequence[AnswerPrediction]) -> RowScoresByMetric:
-    """Return exact match and F1 of SQuAD 1.1."""
+    """Return exact match and F1 as in SQuAD 1.1."""
     f1 = [
         max((_bag_f1(normalized(right).split(), _words(prediction)) for right in prediction.answers), default=0.0)
         for prediction in predictions
@@ -53,7 +53,7 @@ def _squad_rows(predictions: Sequence[AnswerPrediction]) -> RowScoresByMetric:
 
 
 def _squad2_rows(predictions: Sequence[AnswerPrediction]) -> RowScoresByMetric:
-    """Return exact match and F1 of SQuAD 2.0: of all questions, of those with answers and of those without."""
+    """Return exact match and F1 as in SQuAD 2.0: of all questions, of those with answers and of those without."""
     exact, f1 = (
         [exact_match(prediction) for prediction in predictions],
         [word_f1(prediction) for prediction in predictions],
@@ -68,9 +68,9 @@ def _squad2_rows(predictions: Sequence[AnswerPrediction]) -> RowScoresByMetric:
 
 
 def _cmrc_rows(predictions: Sequence[AnswerPrediction]) -> RowScoresByMetric:
-    """Return exact match, F1 by longest common substring, and their mean, of CMRC 2018."""
+    """Return exact match, F1 by longest common substring, and their mean, as in CMRC 2018."""
     f1 = [
-        max((_common_substring_f1(right, prediction.said) for right in prediction.answers), default=0.0)
+        max((_common_substring_f1(right, prediction.predicted) for right in prediction.answers), default=0.0)
         for prediction in predictions
     ]
     exact = [_chinese_exact_match(prediction) for prediction in predictions]
@@ -85,7 +85,7 @@ _SCRIPTS: Mapping[str, Callable[[Sequence[AnswerPrediction]], RowScoresByMetric]
 
 
 def row_scores(metrics: Sequence[str], predictions: Sequence[AnswerPrediction]) -> RowScoresByMetric:
-    """Return the scores of each question by the script that has these metrics; NaN where a score is not of it."""
+    """Return each question's scores by the script with these metrics; NaN where a score excludes the question."""
     if not predictions:
         raise DataError("there is nothing to score: 0 questions; expected at least one with its answers")
     (script,) = (script for name, script in _SCRIPTS.items() if name in metrics)
@@ -93,7 +93,7 @@ def row_scores(metrics: Sequence[str], predictions: Sequence[AnswerPrediction]) 
 
 
 def score_answers(metrics: Sequence[str], predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
-    """Return the scores of the script that has these metrics; of SQuAD 2.0, at the best thresholds too."""
+    """Return the scores of the script with these metrics; for SQuAD 2.0 also those at the best thresholds."""
     rows = row_scores(metrics, predictions)
     scores = {name: _mean([value for value in values if not math.isnan(value)]) for name, values in rows.items()}
     if "exact" in rows and not all(prediction.answers for prediction in predictions):
@@ -104,22 +104,22 @@ def score_answers(metrics: Sequence[str], predictions: Sequence[AnswerPrediction
 
 
 def is_right(metrics: Sequence[str], prediction: AnswerPrediction) -> bool:
-    """Return whether the prediction is an exact match by the script that has these metrics."""
+    """Return whether the prediction is an exact match according to the script with these metrics."""
     (measure,) = (measure for name, measure in _EXACT.items() if name in metrics)
     return measure(prediction) == 1
 
 
 def exact_match(prediction: AnswerPrediction) -> float:
     """Return 1.0 if the normalized prediction equals a gold answer, else 0.0 (SQuAD 2.0)."""
-    return float(normalized(prediction.said) in map(normalized, _gold_answers(prediction)))
+    return float(normalized(prediction.predicted) in map(normalized, _gold_answers(prediction)))
 
 
 def _first_exact_match(prediction: AnswerPrediction) -> float:
-    return float(normalized(prediction.said) in map(normalized, prediction.answers))
+    return float(normalized(prediction.predicted) in map(normalized, prediction.answers))
 
 
 def _chinese_exact_match(prediction: AnswerPrediction) -> float:
-    return float(_without_marks(prediction.said) in map(_without_marks, prediction.answers))
+    return float(_without_marks(prediction.predicted) in map(_without_marks, prediction.answers))
 
 
 _EXACT: Mapping[str, Callable[[AnswerPrediction], float]] = {
@@ -136,7 +136,7 @@ def word_f1(prediction: AnswerPrediction) -> float:
 
 @dataclass(frozen=True)
 class Threshold:
-    """The best score, the threshold of the official script, and one halfway to the next question."""
+    """The best score, the threshold of the official script, and one halfway between two neighbouring questions."""
 
     score: float
     official: float
@@ -144,17 +144,17 @@ class Threshold:
 
 
 def best_threshold(predictions: Sequence[AnswerPrediction], scores: Sequence[float]) -> Threshold:
-    """Find the null score above which to predict "no answer" so that the mean score is highest.
+    """Find the null score above which predicting "no answer" maximizes the mean score.
 
-    As the official script does, answer one more question at a time, in the order of their null scores. If it is best
-    to answer none, the script returns 0.0 whatever the null scores are; ``between`` is correct there, too.
+    Like the official script, this answers one more question at a time, in the order of their null scores. If answering
+    none is best, the script returns 0.0 regardless of the null scores; ``between`` is correct in this case too.
     """
     order = sorted(range(len(predictions)), key=lambda index: predictions[index].null_score)
     nulls = [predictions[index].null_score for index in order]
     current = best = float(sum(not prediction.answers for prediction in predictions))
     answered = 0
     for count, index in enumerate(order, start=1):
-        current += scores[index] if predictions[index].answers else -float(bool(predictions[index].said))
+        current += scores[index] if predictions[index].answers else -float(bool(predictions[index].predicted))
         if current > best:
             best, answered = current, count
     below = nulls[answered - 1] if answered else nulls[0] - 2
@@ -167,7 +167,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _words(prediction: AnswerPrediction) -> list[str]:
-    return normalized(prediction.said).split()
+    return normalized(prediction.predicted).split()
 
 
 def _gold_answers(prediction: AnswerPrediction) -> list[str]:
@@ -195,7 +195,7 @@ def _without_marks(text: str) -> str:
 def _common_substring_f1(right: str, said: str) -> float:
     first, second = _segments(right), _segments(said)
     longest = 0
-    row = [0] * (len(second) + 1)  # length of the common substring that ends at a pair of segments
+    row = [0] * (len(second) + 1)  # length of the common substring that ends at each pair of segments
     for segment in first:
         row = [0, *(row[place] + 1 if segment == other else 0 for place, other in enumerate(second))]
         longest = max(longest, *row)

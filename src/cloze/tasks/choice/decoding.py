@@ -1,4 +1,4 @@
-"""A prompt and options -> how well each fits (section 4.4 of the paper), and how such models are scored."""
+"""Score how well each option fits a prompt (section 4.4 of the paper), and evaluate such models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ from cloze.tasks.reports import Evaluation
 
 @dataclass(frozen=True)
 class Option:
-    """One of the options of a prompt, its index, and the probability that it is the one that fits."""
+    """An option of a prompt, its index, and the probability that it is the one that fits."""
 
     index: int
     text: str
@@ -26,7 +26,7 @@ class Option:
 
 
 def respond(predictor: Predictor, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:  # noqa: ARG001
-    """Return the ranked options of each (prompt, options) as JSON."""
+    """Return the ranked options of each (prompt, options) as JSON values."""
     prompts, choices = zip(*inputs, strict=True)
     return [[asdict(option) for option in ranked] for ranked in choose_all(predictor, prompts, choices)]
 
@@ -51,7 +51,7 @@ def option_logits(predictor: Predictor, prompts: Sequence[str], options: Sequenc
         if len(own) < 2:
             raise RequestError(f"{len(own)} options; at least 2 were expected")
     if predictor.bert.config.segments < 2:
-        raise RequestError("this model tells no option from a prompt (it has one segment); use another")
+        raise RequestError("this model cannot separate option and prompt (it has one segment); use another")
     encoded = encode_options(predictor.tokenizer, prompts, options)
     flat = [encoding for own in encoded for encoding in own]
     longest = predictor.tokenizer.max_length
@@ -62,7 +62,7 @@ def option_logits(predictor: Predictor, prompts: Sequence[str], options: Sequenc
 
 @torch.inference_mode()
 def _logits(predictor: Predictor, batch: Batch) -> list[float]:
-    """Score every row as if it were alone: options of one prompt may be in several batches."""
+    """Return the score of every row by itself, because the options of a prompt may be in several batches."""
     needed = predictor.bert.needed_by("choice", batch.ids, batch.mask)
     last = predictor.bert(batch.ids, batch.segments, batch.mask, needed).last
     logits = task_logits(predictor.bert, "choice", last, [1] * len(last), batch.mask)[:, 0].float().cpu()
@@ -72,10 +72,10 @@ def _logits(predictor: Predictor, batch: Batch) -> list[float]:
 
 
 def evaluate_choices(predictor: Predictor, examples: Choices, metrics: Sequence[str]) -> Evaluation:
-    """Score a model by which option it finds the best."""
+    """Evaluate a model by the option with the highest score."""
     targets = [row.target for row in examples.rows if row.target is not None]
     if len(targets) < len(examples):
-        raise RequestError("these rows do not tell which option fits; evaluate on rows that do")
+        raise RequestError("these rows have no labels to evaluate against; evaluate on rows that have them")
     options = [row.options for row in examples.rows]
     logits = option_logits(predictor, [row.prompt for row in examples.rows], options)
     chosen = [max(range(len(one)), key=lambda index: one[index]) for one in logits]

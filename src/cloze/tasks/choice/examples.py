@@ -2,12 +2,12 @@
 
 Files: SWAG and ARC as published, and the user's own tables.
 
-- SWAG: train.csv and val.csv; the prompt is ``sent1``, an option the start of the second sentence with an ending.
+- SWAG: train.csv and val.csv; the prompt is ``sent1``, an option is the start of the second sentence with an ending.
 - ARC: the published JSONL, or CSV without a header (question, four options, answer). Answers are letters or, in some
-  exams, numbers from 1. The CSV in circulation lacks the options of some questions, or the right one of five: these
-  rows are skipped and counted by default.
+  exams, numbers from 1. The widely used CSV lacks the options of some questions, or the right option of five: by
+  default these rows are skipped and counted.
 - Own tables: options are columns, or a list in one column. The right option is given by its letter (A is the first),
-  its number from 0, or its own text; a row in which these mean different options is refused.
+  its number from 0, or its text; a row in which these could mean different options is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from cloze.text import Encoding, Tokenizer
 
 @dataclass(frozen=True)
 class Choice:
-    """One row; ``target`` is the index of the option that fits, None where the row has no label."""
+    """One row; ``target`` is the index of the right option, None without a label."""
 
     place: str
     prompt: str
@@ -39,7 +39,7 @@ class Choice:
 
 
 class Choices(ExampleList[Choice]):
-    """Rows of prompts with options; rows may differ in the number of options."""
+    """Rows of prompts with options, whose number may differ between rows."""
 
 
 def choice_items(examples: Choices, tokenizer: Tokenizer) -> list[Item]:
@@ -87,7 +87,7 @@ def read_arc(source: Source, split: str, labels: LabelSet | None) -> Read:  # no
 
 
 def read_own_choices(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
-    """Read the user's own table, by column name."""
+    """Read the user's own table with named columns."""
     path = source.rows_of(split)
     rows = read_rows(
         path,
@@ -101,26 +101,26 @@ def read_own_choices(source: Source, split: str, labels: LabelSet | None) -> Rea
 
 
 def read_prompts(source: Source, path: TableSource) -> Choices:
-    """Read the prompts and options of a user's own table, with or without labels."""
+    """Read the prompts and options of the user's own table; labels are ignored."""
     rows = read_rows(path, text=source.text, on_bad_row=source.on_bad_row or "stop", header=source.header(path))
     columns = option_columns(source.options)
     return _gather(rows, lambda row: Choice(row.place, row.text, _options(row, columns)), source.on_bad_row)
 
 
 def each_unlabelled_choice(path: Path, text: str, options: str) -> Iterator[tuple[Choice, Mapping[str, object]]]:
-    """Yield each prompt with its options, and all columns of its row, as the file is read."""
+    """Yield each prompt with its options, and all columns of its row, while the file is read."""
     columns = option_columns(options)
     for row in read_rows(path, text=text):
         yield Choice(row.place, row.text, _options(row, columns)), row.fields
 
 
 def option_columns(names: str) -> tuple[str, ...]:
-    """Return the columns that a flag names."""
+    """Split a comma-separated list of column names."""
     return tuple(name for part in names.split(",") if (name := part.strip()))
 
 
 def arc_files(folder: Path) -> dict[str, str]:
-    """Return the published file name of each split, for the set that the folder holds."""
+    """Return the published file name of each split, for the set of ARC in this folder."""
     found = [name for name in ARC_SETS if folder.is_dir() and any(folder.glob(f"{name}-*.jsonl*"))]
     if len(found) > 1:
         raise DataError(
@@ -161,7 +161,7 @@ def _own_choice(row: Row, columns: Sequence[str], label: str) -> Choice:
 
 
 def _options(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the options of a row: one per column, of which the last may be empty, or all in one column."""
+    """Return the options of a row: one per column, where the last ones may be empty, or all in one column."""
     for name in columns:
         if name not in row.fields:
             raise RowError(
@@ -178,18 +178,18 @@ def _options(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def checked_options(options: Sequence[object], place: str) -> tuple[str, ...]:
-    """Return the options of a row; raise ``RowError`` unless they are at least two texts."""
+    """Return the options of a row as texts; raise ``RowError`` unless there are at least two."""
     texts = tuple(option.strip() for option in options if isinstance(option, str) and option.strip())
     if len(texts) != len(options):
         raise RowError(f"{place}: the options are {list(options)!r:.60}; expected texts, none of them empty")
     if len(texts) < 2:
-        raise RowError(f"{place}: {len(texts)} options; expected at least 2 (in one column, with | between)")
+        raise RowError(f"{place}: {len(texts)} options; expected at least 2 (in one column, separated by |)")
     return texts
 
 
 def _number(label: str, count: int, place: str) -> int:
     if not label.isdecimal() or int(label) >= count:
-        raise RowError(f"{place}: label {label!r} names none of the {count} options; expected 0 to {count - 1}")
+        raise RowError(f"{place}: label {label!r} is none of the {count} options; expected 0 to {count - 1}")
     return int(label)
 
 
@@ -199,11 +199,11 @@ def _key(label: str, keys: Sequence[str], place: str) -> int:
         return keys.index(label)
     if label.isdecimal() and 1 <= int(label) <= len(keys):
         return int(label) - 1
-    raise RowError(f"{place}: label {label!r} names none of the {len(keys)} options; expected {', '.join(keys)}")
+    raise RowError(f"{place}: label {label!r} is none of the {len(keys)} options; expected {', '.join(keys)}")
 
 
 def _named(label: str, options: Sequence[str], place: str) -> int:
-    """Return the index of the option that a letter, a number or its text names."""
+    """Return the index of the option that a label means by letter, number or text."""
     meant = {index for index, option in enumerate(options) if option == label}
     if label.isdecimal() and int(label) < len(options):
         meant.add(int(label))
@@ -213,12 +213,12 @@ def _named(label: str, options: Sequence[str], place: str) -> int:
         return meant.pop()
     if not meant:
         raise RowError(
-            f"{place}: label {label!r:.40} names none of the {len(options)} options; expected a letter from A, "
+            f"{place}: label {label!r:.40} is none of the {len(options)} options; expected a letter from A, "
             "a number from 0, or the text of an option"
         )
     raise RowError(
         f"{place}: label {label!r:.40} may mean the options {', '.join(map(str, sorted(meant)))} (counted from 0); "
-        "name the option in another way: by letter, number or text"
+        "identify the option in another way: by letter, number or text"
     )
 
 

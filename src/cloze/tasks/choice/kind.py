@@ -26,7 +26,7 @@ def _read_texts(source: Source, path: Path) -> list[PlacedTexts]:
 
 
 def read_arc_test(source: Source) -> list[PlacedTexts]:
-    """Return the test questions of ARC; none if the file is missing."""
+    """Return the test questions of ARC; empty if the file is missing."""
     if look_for(source.path, arc_files(source.path)["test"]) is None:
         return []
     examples = read_arc(source, "test", None).examples

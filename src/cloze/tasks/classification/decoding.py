@@ -1,8 +1,7 @@
-"""Logits -> labels, label sets or numbers, how they are scored, and calibration (Guo et al. 2017).
+"""Logits -> labels, label sets or numbers; their evaluation, and calibration (Guo et al. 2017).
 
-Temperature and threshold are fitted on dev rows and saved with the folder. What is reported on the same rows is
-therefore slightly optimistic; figures on a test set are not.
-
+Temperature and threshold are fitted on dev rows and saved with the model. Scores on the same rows are therefore
+slightly optimistic; scores on a test set are not.
 Dimensions: N texts, L labels.
 """
 
@@ -50,7 +49,7 @@ class Labels:
 
 
 def probabilities(task: TaskLabels, logits: Floats) -> Floats:
-    """Convert logits to probabilities, (N, L): of one label per text, or of every label independently."""
+    """Convert logits to probabilities, (N, L): a softmax over labels, or an independent sigmoid for every label."""
     scaled = logits / task.temperature
     if task.kind == MULTILABEL.name:
         independent: Floats = 1 / (1 + np.exp(-scaled))
@@ -61,11 +60,11 @@ def probabilities(task: TaskLabels, logits: Floats) -> Floats:
 
 
 def predicted_classes(task: TaskLabels, logits: Floats) -> NDArray[np.int64]:
-    """Return the label index of each text, (N,): the likeliest, or of two the second from the threshold on."""
+    """Return each text's label index, (N,): the most likely or, with a threshold, the second if it reaches that."""
     if task.threshold is not None and len(task.names) == 2:
         return (probabilities(task, logits)[:, 1] >= task.threshold).astype(np.int64)
-    likeliest: NDArray[np.int64] = logits.argmax(-1)
-    return likeliest
+    most_likely: NDArray[np.int64] = logits.argmax(-1)
+    return most_likely
 
 
 def predicted_flags(task: TaskLabels, logits: Floats) -> NDArray[np.bool_]:
@@ -115,7 +114,7 @@ def respond_numbers(predictor: Predictor, inputs: Sequence[Any], options: Mappin
 def _answer(predictor: Predictor, inputs: Sequence[Any]) -> tuple[TaskLabels, Floats]:
     logits, task = predictor.logits_encoded(inputs), predictor.task
     if task is None:
-        raise RequestError("this model's folder does not say what its labels mean; fine-tune it with cloze")
+        raise RequestError("this model's folder does not define its labels; fine-tune it with cloze")
     return task, logits
 
 
@@ -123,7 +122,7 @@ def _answer(predictor: Predictor, inputs: Sequence[Any]) -> tuple[TaskLabels, Fl
 
 
 def evaluate_labels(predictor: Predictor, examples: LabelledTexts, metrics: Sequence[str]) -> Evaluation:
-    """Score a model that predicts one label per text."""
+    """Evaluate a model that predicts one label per text."""
     task, targets, logits = _predict(predictor, examples)
     classes = predicted_classes(task, logits).tolist()
     return Evaluation(
@@ -139,7 +138,7 @@ def evaluate_labels(predictor: Predictor, examples: LabelledTexts, metrics: Sequ
 
 
 def evaluate_label_sets(predictor: Predictor, examples: LabelledTexts, metrics: Sequence[str]) -> Evaluation:
-    """Score a model that predicts any number of labels per text."""
+    """Evaluate a model that predicts any number of labels per text."""
     task, targets, logits = _predict(predictor, examples)
     flags = _flags(task, logits)
     predictions, expected = _join_names(task, flags), _join_names(task, targets)
@@ -151,13 +150,13 @@ def evaluate_label_sets(predictor: Predictor, examples: LabelledTexts, metrics: 
         expected,
         _inputs(examples),
         rows=rows,
-        # Of the set: the product over all labels, those that are predicted and those that are not.
+        # Probability of the set: the product over all labels, whether predicted or not.
         probabilities=np.where(flags, shares := probabilities(task, logits), 1 - shares).prod(1).tolist(),
     )
 
 
 def evaluate_numbers(predictor: Predictor, examples: LabelledTexts, metrics: Sequence[str]) -> Evaluation:
-    """Score a model that predicts a number per text."""
+    """Evaluate a model that predicts a number per text."""
     _, targets, logits = _predict(predictor, examples)
     numbers = [float(value) for value in logits[:, 0]]
     errors = [abs(number - float(target)) for number, target in zip(numbers, targets, strict=True)]
@@ -169,8 +168,8 @@ def evaluate_numbers(predictor: Predictor, examples: LabelledTexts, metrics: Seq
 
 def _predict(predictor: Predictor, examples: LabelledTexts) -> tuple[TaskLabels, Sequence[Any], Floats]:
     if examples.targets is None:
-        raise RequestError("these rows have no labels to score against; evaluate on a split that has them")
-    assert predictor.task is not None, "a fine-tuned folder says what its labels mean"
+        raise RequestError("these rows have no labels to evaluate against; evaluate on a split that has them")
+    assert predictor.task is not None, "a fine-tuned folder defines its labels"
     return predictor.task, examples.targets, predictor.logits(examples.texts, examples.pairs)
 
 
@@ -200,7 +199,7 @@ class Calibration:
     error_after: float
 
     def results(self) -> dict[str, float]:
-        """Return what ``eval_results.json`` adds."""
+        """Return the figures to add to ``eval_results.json``."""
         figures = {
             "temperature": self.task.temperature,
             "calibration_error_before": self.error_before,
@@ -235,12 +234,12 @@ def calibrate(
     """Fit the temperature and, for two labels or independent labels, the threshold.
 
     Args:
-        task: The task whose logits these are.
-        logits: (N, L).
+        task: The task of the logits.
+        logits: Logits on the dev rows, (N, L).
         targets: Label indices, (N,), or 0 and 1, (N, L).
-        score: What the threshold maximizes.
+        score: The score to maximize with the threshold.
     """
-    from scipy.optimize import minimize_scalar  # slow to import, and the service never fits
+    from scipy.optimize import minimize_scalar  # deferred: slow to import, and the service never fits
 
     def negative_log_likelihood(temperature: float) -> float:
         shares = probabilities(replace(task, temperature=float(temperature)), logits)
@@ -256,7 +255,7 @@ def calibrate(
 
 
 def calibration_error(shares: Floats, targets: NDArray[np.int64]) -> float:
-    """Return the expected calibration error: mean distance of confidence from accuracy, over bins of confidence."""
+    """Return the expected calibration error: the mean gap between confidence and accuracy, over bins of confidence."""
     if targets.ndim == 2:
         confidence, correct = shares.ravel(), targets.ravel().astype(float)
     else:
@@ -277,10 +276,10 @@ def _of_target(shares: Floats, targets: NDArray[np.int64]) -> Floats:
 
 
 def _best_threshold(task: TaskLabels, logits: Floats, score: Callable[[TaskLabels], float]) -> float:
-    """Return the best midpoint between two probabilities that occur; of equally good ones, the nearest to 0.5."""
+    """Return the best midpoint between two neighbouring probabilities; of equally good ones, the nearest to 0.5."""
     shares = probabilities(task, logits)
     values = np.unique(shares if task.kind == MULTILABEL.name else shares[:, 1])
-    if len(values) > _MOST_THRESHOLDS:  # neighbours differ little
+    if len(values) > _MOST_THRESHOLDS:  # neighbouring values differ little, so a sample suffices
         values = np.quantile(values, np.linspace(0, 1, _MOST_THRESHOLDS))
     middles = np.append((values[1:] + values[:-1]) / 2, 0.5)
     return float(max(middles, key=lambda one: (score(replace(task, threshold=float(one))), -abs(one - 0.5))))

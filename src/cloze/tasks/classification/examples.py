@@ -1,8 +1,7 @@
-"""Rows -> examples with targets -> training items, for the kinds that label or rate single texts or pairs.
+"""Rows -> examples with targets -> training items, for the kinds that label or score single texts or pairs.
 
-The label of a class becomes its index, several labels become a 0 or 1 for each label, and the label of a regression
-becomes a finite number. Training collects the labels from its own rows, or uses those that the task fixes; every other
-split must use the same labels.
+A class label becomes its index, several labels become 0 or 1 for each label, and a regression label becomes a finite
+number. The labels are collected from the training rows, or fixed by the task; every other split must use the same ones.
 """
 
 import math
@@ -21,12 +20,12 @@ from cloze.tasks.rows import SEVERAL, OnBadRow, Row, RowFile, Source, read_rows
 from cloze.text import Tokenizer, encode_long
 
 Target = TypeVar("Target", int, float, tuple[float, ...])
-Targets = Sequence[Any]  # of one kind: indices, numbers, or a yes or no for each label
+Targets = Sequence[Any]  # of one type: indices, numbers, or tuples with 0.0 or 1.0 for each label
 
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts or pairs of texts with targets; ``targets`` is None where the rows have no labels."""
+    """Texts or pairs of texts with targets; ``targets`` is None for rows without labels."""
 
     texts: list[str]
     pairs: list[str] | None
@@ -39,7 +38,7 @@ class LabelledTexts:
         return len(self.texts)
 
     def select(self, indices: Sequence[int]) -> "LabelledTexts":
-        """Return the examples at these indices, in their order."""
+        """Return the examples at these indices, in that order."""
         return LabelledTexts(
             texts=[self.texts[index] for index in indices],
             pairs=None if self.pairs is None else [self.pairs[index] for index in indices],
@@ -50,7 +49,7 @@ class LabelledTexts:
         )
 
     def strata(self) -> Targets | None:
-        """Return the targets: every part of a split has its share of each label."""
+        """Return the targets, so that every part of a split has the same proportion of each label."""
         return self.targets
 
     def documents(self) -> list[list[str]]:
@@ -66,17 +65,17 @@ def find_labels(rows: Iterable[Row]) -> LabelSet:
 
 
 def find_several_labels(rows: Iterable[Row]) -> LabelSet:
-    """Collect the labels of training rows that have any number of them."""
+    """Collect the labels of multi-label training rows."""
     return sorted_labels((label for row in rows for label in _labels_of(row)), fewest=1)
 
 
 def classification_examples(rows: Iterable[Row], labels: LabelSet, on_bad_row: OnBadRow = "stop") -> LabelledTexts:
-    """Turn rows into texts and class indices."""
+    """Convert rows to texts and class indices."""
     return _examples(rows, lambda row: labels.index(_label_of(row), row.place), on_bad_row)
 
 
 def several_labels_examples(rows: Iterable[Row], labels: LabelSet, on_bad_row: OnBadRow = "stop") -> LabelledTexts:
-    """Turn rows into texts and, for each label, 1.0 or 0.0."""
+    """Convert rows to texts and tuples with 1.0 or 0.0 for each label."""
 
     def flags(row: Row) -> tuple[float, ...]:
         chosen = {labels.index(label, row.place) for label in _labels_of(row)}
@@ -86,7 +85,7 @@ def several_labels_examples(rows: Iterable[Row], labels: LabelSet, on_bad_row: O
 
 
 def regression_examples(rows: Iterable[Row], on_bad_row: OnBadRow = "stop") -> LabelledTexts:
-    """Turn rows into texts and numbers."""
+    """Convert rows to texts and numbers."""
     return _examples(rows, parse_number, on_bad_row)
 
 
@@ -112,7 +111,7 @@ def sequence_items(examples: LabelledTexts, tokenizer: Tokenizer, long: LongText
 
 
 def _examples(rows: Iterable[Row], target_of: Callable[[Row], Target], on_bad_row: OnBadRow) -> LabelledTexts:
-    """Keep the rows with a valid target; count the others."""
+    """Convert the rows with a valid target, and count the others."""
     kept: list[Row] = []
     targets: list[Target] = []
     skipped, problem = 0, ""
@@ -143,7 +142,7 @@ def _labels_of(row: Row) -> list[str]:
 
 
 def read_published_texts(task: PublishedTask, source: Source, split: str, labels: LabelSet | None) -> Read:
-    """Read a split of a published task; its labels are fixed, unless a model brings its own."""
+    """Read a split of a published task; a model's own labels replace the task's fixed ones."""
     if split in task.files and not task.is_labelled(split):
         raise DataError(f"{task.name}: the labels of its test rows are not published; only dev rows can be scored")
     rows = read_split(task, source.path, split, source.on_bad_row, source.dev_path if split == "dev" else None)
@@ -151,7 +150,7 @@ def read_published_texts(task: PublishedTask, source: Source, split: str, labels
 
 
 def read_own_texts(targets: TargetType, source: Source, split: str, labels: LabelSet | None) -> Read:
-    """Read the user's own table, by column name."""
+    """Read the user's own table with named columns."""
     path = source.rows_of(split)
     rows = read_rows(
         path,
@@ -175,7 +174,7 @@ def _read(targets: TargetType, rows: RowFile, source: Source, labels: LabelSet |
 
 
 def _count_skipped(rows: RowFile, examples: LabelledTexts) -> LabelledTexts:
-    """Add the rows that could not be read to those that were skipped."""
+    """Add the counts of rows that could not be read to those of rows with bad targets."""
     return replace(examples, skipped=examples.skipped + rows.skipped, unlabelled=rows.unlabelled)
 
 
@@ -186,7 +185,7 @@ _LABELLED: dict[TargetType, tuple[Callable[..., LabelSet], Callable[..., Labelle
 
 
 def read_unlabelled_texts(source: Source, path: TableSource) -> list[PlacedTexts]:
-    """Return place and texts of each row of a table like the user's own; labels are not read."""
+    """Return place and texts of each row of a table like the user's own, ignoring labels."""
     rows = read_rows(
         path,
         text=source.text,
@@ -198,8 +197,8 @@ def read_unlabelled_texts(source: Source, path: TableSource) -> list[PlacedTexts
 
 
 def read_other_splits(task: PublishedTask, source: Source) -> list[PlacedTexts]:
-    """Return the rows of all splits of a published task but train and dev, as far as their files exist."""
-    # By file, since MNLI has two names for some splits.
+    """Return the rows of all splits of a published task other than train and dev whose files exist."""
+    # Compared by file, because MNLI has two names for some splits.
     splits = {find_split(task, source.path, split, missing_ok=True): split for split in task.files}
     known = {find_split(task, source.path, split, missing_ok=True) for split in ("train", "dev")}
     return [

@@ -18,12 +18,12 @@ def text_items(
     options: ReadingOptions,
     progress: Progress,  # noqa: ARG001
 ) -> list[Item]:
-    """Return training items as a ``TaskKind`` makes them."""
+    """Return training items, with the arguments of ``TaskKind.items``."""
     return sequence_items(examples, tokenizer, options.long_texts)
 
 
-# Functions named by module and name, which are imported when they are called: decoding imports torch, and the command
-# line reads the kinds for --help.
+# These functions are imported when they are called, because decoding imports torch and the command line loads the kinds
+# for --help.
 _decoded = partial(deferred, "cloze.tasks.classification.decoding")
 _baseline = partial(deferred, "cloze.tasks.baselines")
 

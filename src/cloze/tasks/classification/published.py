@@ -1,11 +1,12 @@
 """Published classification and regression tasks: files, columns, order of labels and metrics.
 
-GLUE (Wang et al. 2019): a folder is read as the download unpacks it: tab-separated, quotes literal, CoLA without a
-header, MRPC with a byte-order mark. Test files have no labels. ``main`` is the metric that the BERT paper reports.
+GLUE (Wang et al. 2019) is read from the folder that its download unpacks to: tab-separated, with literal quotes, CoLA
+without a header, MRPC with a byte-order mark. Test files have no labels. ``main`` is the metric that the BERT paper
+reports.
 
-Chinese tasks: reviews, paraphrases and sentence similarity. Pairs are lines of two texts and a label, tab-separated,
-without a header (LCQMC, AFQMC and STS-B as most collections have them), or CLUE's JSON (Xu et al. 2020), one object per
-line. A quote is a character like any other. ``cloze.tasks.clue`` has the tasks of CLUE that are not labels of texts.
+Chinese tasks: reviews, paraphrases and sentence similarity. Pairs are lines of two texts and a label, tab-separated and
+without a header (LCQMC, AFQMC and STS-B in most collections), or CLUE's JSON (Xu et al. 2020) with one object per line.
+A quote is an ordinary character. ``cloze.tasks.clue`` has the other tasks of CLUE.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +26,7 @@ BINARY = LabelSet(("0", "1"))
 
 @dataclass(frozen=True)
 class PublishedTask:
-    """One task: ``labels`` is None for regression; ``headers`` is for splits whose tables have none."""
+    """One task: ``labels`` is None for regression; ``headers`` has the columns of splits without a header."""
 
     name: str
     folder: str
@@ -37,25 +38,25 @@ class PublishedTask:
     main: str = "accuracy"
     files: Mapping[str, str | tuple[str, ...]] = field(
         default_factory=lambda: FILES
-    )  # several: the first that is there
+    )  # with several names, the first existing file is used
     headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     on_bad_row: OnBadRow = "stop"
-    test_labels: bool = False  # whether the test rows bear their labels
+    test_labels: bool = False  # whether the test rows have labels
     other_folders: tuple[str, ...] = ()  # other names of the folder
-    unlabelled: frozenset[str] = frozenset()  # what stands for the label where annotators did not agree on one
-    convert: Callable[[Record], Record] | None = None  # makes the columns that are named above
+    unlabelled: frozenset[str] = frozenset()  # label values of rows on whose label annotators did not agree
+    convert: Callable[[Record], Record] | None = None  # computes the columns named above
 
     def is_labelled(self, split: str) -> bool:
-        """Whether the rows of a split bear labels."""
+        """Return whether the rows of a split have labels."""
         return self.test_labels or not split.startswith("test")
 
 
 def read_split(
     task: PublishedTask, folder: Path, split: str, on_bad_row: OnBadRow | None = None, own: Path | None = None
 ) -> RowFile:
-    """Open a split of a task; ``folder`` is the task's own, or the one that holds those of all.
+    """Open a split of a task from the task's folder, or from the folder that contains the folders of all tasks.
 
-    ``own`` is a file of the same form that stands in for the published one.
+    ``own`` is a file in the same format to use instead of the published one.
     """
     if split not in task.files:
         raise ConfigError(f"{task.name} has no split {split!r}{did_you_mean(split, task.files)}")
@@ -74,7 +75,7 @@ def read_split(
 
 
 def read_unlabelled_split(task: PublishedTask, folder: Path, split: str) -> tuple[list[str], list[str] | None]:
-    """The texts of every row, and their pairs; also of those that have none: each must be answered, in its place."""
+    """Return the texts and pairs of every row, in order: each row needs a prediction, even if its cells are empty."""
     path = find_split(task, folder, split)
     assert path is not None, "a missing file is refused"
     with closing(open_table(path, task.headers.get(split))) as table:
@@ -86,7 +87,7 @@ def read_unlabelled_split(task: PublishedTask, folder: Path, split: str) -> tupl
 
 
 def find_split(task: PublishedTask, folder: Path, split: str, *, missing_ok: bool = False) -> Path | None:
-    """Return the file of a split, plain or compressed; None if it may be missing and is."""
+    """Return the file of a split, plain or compressed; with ``missing_ok``, None if it is missing."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; expected the one with {task.folder} inside, or that itself")
     home = find_home(folder, (task.folder, *task.other_folders))
@@ -103,7 +104,7 @@ def find_split(task: PublishedTask, folder: Path, split: str, *, missing_ok: boo
 
 
 def find_home(folder: Path, names: Iterable[str]) -> Path:
-    """Return the folder of a task inside one that holds several; that itself if none of these names is in it."""
+    """Return the first subfolder with one of these names; the folder itself if there is none."""
     return next((own for name in names if (own := folder / name).is_dir()), folder)
 
 
@@ -115,7 +116,7 @@ MNLI_FILES = {
     "test": "test_matched.tsv",
     "test_matched": "test_matched.tsv",
     "test_mismatched": "test_mismatched.tsv",
-    "test_diagnostic": "../diagnostic/diagnostic.tsv",  # GLUE's own, which it has answered by whoever does MNLI
+    "test_diagnostic": "../diagnostic/diagnostic.tsv",  # GLUE's diagnostic set, which is predicted by the MNLI model
 }
 ENTAILMENT = LabelSet(("entailment", "not_entailment"))
 COLA_COLUMNS = ("source", "label", "mark", "sentence")
@@ -159,7 +160,7 @@ GLUE: dict[str, PublishedTask] = {
         label="is_duplicate",
         metrics=("f1", "accuracy"),
         main="f1",
-        # A few of the published lines lack cells; the scripts of BERT and of GLUE pass over them as well.
+        # A few of the published lines lack cells; the scripts of BERT and GLUE skip them as well.
         on_bad_row="skip",
     ),
     "mnli": PublishedTask(
@@ -179,19 +180,19 @@ ALIASES = {"sst2": "sst-2", "stsb": "sts-b"}
 
 
 def find_glue_task(name: str) -> PublishedTask:
-    """Return the task of that name, in any case, with or without its hyphen."""
+    """Return the GLUE task with this name, ignoring case and the hyphen."""
     if not is_glue_task(name):
         raise ConfigError(f"GLUE has no task {name!r}{did_you_mean(task_key(name), GLUE)}")
     return GLUE[task_key(name)]
 
 
 def is_glue_task(name: str) -> bool:
-    """Whether it has a task of that name."""
+    """Return whether GLUE has a task with this name."""
     return task_key(name) in GLUE
 
 
 def task_key(name: str) -> str:
-    """The one spelling of a task's name."""
+    """Return the canonical spelling of a task's name."""
     return ALIASES.get(name.lower(), name.lower())
 
 
@@ -200,17 +201,17 @@ _HEADERS = {"train": PAIR, "dev": PAIR, "test": PAIR}
 
 
 def _files(*names: str) -> dict[str, tuple[str, ...]]:
-    """Where the splits are; ``{}`` stands for the name of the split."""
+    """Return the file names of each split; ``{}`` stands for the name of the split."""
     return {split: tuple(name.format(split) for name in names) for split in ("train", "dev", "test")}
 
 
 def clue_folders(name: str) -> tuple[str, ...]:
-    """Return the usual names of the folder of a task of CLUE: its archives are called ``tnews_public.zip``."""
+    """Return the usual folder names of a CLUE task, whose archives are named like ``tnews_public.zip``."""
     return (name, f"{name}_public", name.upper(), f"{name.upper()}_public")
 
 
 def _mark_keywords(record: Record) -> Record:
-    """CSL: the keywords beside the abstract, as one text."""
+    """Return a record of CSL with its keywords joined to one text."""
     words = record.cells.get("keyword")
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         raise RowError(f"{record.place}: 'keyword' is {words!r:.40}; expected a list of texts")
@@ -218,7 +219,7 @@ def _mark_keywords(record: Record) -> Record:
 
 
 def _mark_spans(record: Record) -> Record:
-    """WSC: the text with _ around the noun and [ ] around the pronoun, as CLUE's own baseline marks them."""
+    """Return a record of WSC with _ around the noun and [ ] around the pronoun, as in CLUE's own baseline."""
     text, target = record.cells.get("text"), record.cells.get("target")
     if not isinstance(text, str) or not isinstance(target, dict):
         raise RowError(f"{record.place}: expected 'text' and an object 'target' with span1_text, span1_index, ...")
@@ -226,9 +227,7 @@ def _mark_spans(record: Record) -> Record:
     for name, before, after in (("span1", "_", "_"), ("span2", "[", "]")):
         span, start = target.get(f"{name}_text"), target.get(f"{name}_index")
         if not isinstance(span, str) or type(start) is not int or not text.startswith(span, max(0, start)):
-            raise RowError(
-                f"{record.place}: {name} is {span!r:.40} at {start!r:.20}, which does not stand there in 'text'"
-            )
+            raise RowError(f"{record.place}: {name} is {span!r:.40} at {start!r:.20}, but 'text' differs there")
         marks += [(start, 1, before), (start + len(span), 0, after)]
     for place, _, mark in sorted(marks, reverse=True):
         text = text[:place] + mark + text[place:]
@@ -236,7 +235,7 @@ def _mark_spans(record: Record) -> Record:
 
 
 NLI = LabelSet(("contradiction", "entailment", "neutral"))
-# OCNLI and CMNLI write - where the annotators did not agree; copies of test files write -1, or nothing.
+# OCNLI and CMNLI have - if annotators did not agree on a label; copies of test files have -1, or nothing.
 UNLABELLED = frozenset({"-", "-1", ""})
 TNEWS = LabelSet(tuple(str(code) for code in range(100, 117) if code not in (105, 111)))
 IFLYTEK = LabelSet(tuple(map(str, range(119))))
@@ -252,7 +251,7 @@ def _clue(
     folders: tuple[str, ...] = (),
     convert: Callable[[Record], Record] | None = None,
 ) -> PublishedTask:
-    """Return a task of CLUE as its archive unpacks it; the labels of the test rows are not published."""
+    """Return a task of CLUE in the format of its archive; the labels of the test rows are not published."""
     return PublishedTask(
         name,
         name,
@@ -287,7 +286,7 @@ CHINESE: dict[str, PublishedTask] = {
         headers=_HEADERS,
         test_labels=True,
     ),
-    # The labels of its test rows are not published.
+    # The labels of the test rows are not published.
     "afqmc": PublishedTask(
         "afqmc",
         "AFQMC",

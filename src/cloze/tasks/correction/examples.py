@@ -1,9 +1,9 @@
-"""Files -> texts with mistakes and their corrections; confusion lists -> what is mistaken for what.
+"""Read texts with mistakes and their corrections, and lists of characters or words that are easily confused.
 
-Data is a table with both columns, or a folder of the SIGHAN sentences as they are published.
+Data is a table with both columns, or a folder with the SIGHAN sentences as published.
 
-Confusion lists come in several forms: ``平:评苹瓶`` (SIGHAN), a character or word with others after a tab or spaces,
-and pairs of words, wrong and right. A list is read as far as it can be, and every line that cannot is reported.
+Confusion lists come in several formats: ``平:评苹瓶`` (SIGHAN), a character or word with others after a tab or spaces,
+and pairs of a wrong and a right word. Lines that cannot be parsed are reported; the others are used.
 """
 
 import logging
@@ -20,12 +20,12 @@ from cloze.text.characters import is_ideograph
 
 logger = logging.getLogger("cloze")
 
-# Lines of a confusion list that are named when they cannot be read, and what may stand between its words.
+# Number of unusable lines of a confusion list that a warning names, and the separators of its words.
 _NAMED_LINES = 5
 _BETWEEN = re.compile(r"[\s,，、;；|/'\"\[\]]+")
 _AFTER_WORD = re.compile(r"\t|[:：]|,|\s")
 
-SOURCE, TARGET = "source", "target"  # columns, unless others are named
+SOURCE, TARGET = "source", "target"  # default columns
 TRAINING, TEST = ("TrainingInputAll.txt", "TrainingTruthAll.txt"), ("TestInput.txt", "TestTruth.txt")
 _NUMBERED = re.compile(r"\(([^)]+=[^)]+)\)\s*(.*)")
 _PLAIN_NAMES = ("pid", "nid", "id")
@@ -33,7 +33,7 @@ _PLAIN_NAMES = ("pid", "nid", "id")
 
 @dataclass(frozen=True)
 class Corrections:
-    """Texts with mistakes, their corrections, and their positions in the files."""
+    """Texts with mistakes, their corrections, and their places in the files."""
 
     sources: list[str]
     targets: list[str]
@@ -59,7 +59,7 @@ class Corrections:
 
     @property
     def right(self) -> int:
-        """Number of texts without a mistake."""
+        """The number of texts without a mistake."""
         return sum(source == target for source, target in zip(self.sources, self.targets, strict=True))
 
 
@@ -72,13 +72,13 @@ def read_corrections(
     *,
     training: bool = False,
 ) -> Corrections:
-    """Read a table by its columns, or a folder with SIGHAN's files: those of the test, or those of ``training``.
+    """Read a table with both columns, or a folder with SIGHAN's test files or, for ``training``, its training files.
 
-    ``header`` names the columns of a table without a header.
+    ``header`` has the column names of a table without a header.
     """
     is_folder = isinstance(path, Path) and path.is_dir()
     if is_folder and header:
-        raise ConfigError(f"columns is {','.join(header)!r}, but {path} is a folder of SIGHAN's; leave it out")
+        raise ConfigError(f"columns is {','.join(header)!r}, but {path} is a folder with SIGHAN's files; leave it out")
     if isinstance(path, Path) and path.is_dir():
         return _read_folder(path, training=training)
     rows = read_rows(path, text=source, pair=target, on_bad_row=on_bad_row or "stop", header=header)
@@ -98,7 +98,9 @@ def _read_folder(folder: Path, *, training: bool) -> Corrections:
         if len(files) == len(names):
             return _read_files(*files)
     wanted = " and ".join(TEST)
-    raise DataError(f"{folder} has no {wanted}; give a folder of SIGHAN's, or a table with {SOURCE} and {TARGET}")
+    raise DataError(
+        f"{folder} has no {wanted}; give a folder with SIGHAN's files or a table with {SOURCE} and {TARGET}"
+    )
 
 
 def _find(folder: Path, name: str) -> Path | None:
@@ -110,13 +112,13 @@ def _read_files(sentences: Path, truth: Path) -> Corrections:
     rows = list(_sentences(sentences))
     missing = [name for _, name, _ in rows if name not in truths]
     if missing:
-        raise DataError(f"{truth}: says nothing of {missing[0]!r}, which {sentences.name} has; fetch it again")
+        raise DataError(f"{truth}: has no entry for {missing[0]!r} of {sentences.name}; download it again")
     targets = [_applied(text, truths[name], place) for place, name, text in rows]
     return Corrections([text for _, _, text in rows], targets, [place for place, _, _ in rows])
 
 
 def _sentences(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Place, name and text of each line: ``(pid=A2-0011-1)``, a tab, and the sentence."""
+    """Yield the place, name and text of each line: ``(pid=A2-0011-1)``, a tab, and the sentence."""
     with open_file(path) as stream:
         lines = Lines(path, stream)
         for line in lines:
@@ -129,13 +131,13 @@ def _sentences(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _name(label: str) -> str:
-    """Return the sentence name that both files share: A2-0011-1 for ``(pid=A2-0011-1)``; sighan13-id=0 stays whole."""
+    """Return the sentence name that both files share: A2-0011-1 for ``(pid=A2-0011-1)``; sighan13-id=0 is unchanged."""
     kind, _, name = label.strip("()").partition("=")
     return name if kind.lower() in _PLAIN_NAMES else label.strip("()")
 
 
 def _truths(path: Path) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    """Name and corrections of each line: ``A2-0023-1, 10, 友``, places counted from 1; ``, 0`` where all is right."""
+    """Yield the name and corrections of each line: ``A2-0023-1, 10, 友``, counted from 1; ``, 0`` without mistakes."""
     with open_file(path) as stream:
         lines = Lines(path, stream)
         for line in lines:
@@ -155,17 +157,17 @@ def _applied(text: str, truth: list[tuple[int, str]], place: str) -> str:
     signs = list(text)
     for number, sign in truth:
         if not 1 <= number <= len(signs):
-            raise RowError(f"{place}: character {number} of {len(signs)} is to be corrected; the files do not match")
+            raise RowError(f"{place}: a correction is for character {number} of {len(signs)}; the files do not match")
         signs[number - 1] = sign
     return "".join(signs)
 
 
 def read_confusions(path: Path) -> dict[str, list[str]]:
-    """Read a confusion list: for each character or word, those that it is mistaken for.
+    """Read a confusion list: for each character or word, those that it is confused with.
 
-    Per line a character or word, then a tab, a colon or spaces, then others, with anything between them; characters
-    need nothing between them. Of two Chinese words of the same length, the characters that differ are taken. A line
-    that begins with # is a comment. Lines that cannot be used are counted and named in a warning.
+    A line has a character or word, then a tab, a colon or spaces, then the others with any separators; characters need
+    none. For two Chinese words of the same length, the differing characters are used. Lines that begin with # are
+    comments. Lines that cannot be used are counted and named in a warning.
 
     Raises:
         DataError: If no line can be used.
@@ -184,7 +186,7 @@ def read_confusions(path: Path) -> dict[str, list[str]]:
             for word, other in pairs:
                 if other not in table.setdefault(word, []):
                     table[word].append(other)
-    expected = "expected a character or word, a tab, a colon or spaces, and what it is mistaken for"
+    expected = "expected a character or word, a tab, a colon or spaces, and what it is confused with"
     if not table:
         raise DataError(
             f"{path}: none of its {count} lines names a confusion, such as {', '.join(unused[:1])}; {expected}"
@@ -197,9 +199,9 @@ def read_confusions(path: Path) -> dict[str, list[str]]:
 
 
 def _confused(line: str) -> tuple[list[tuple[str, str]], bool]:
-    """Return what a line of a confusion list says, as pairs, and whether all of it could be used."""
+    """Return the confusions of a line as pairs, and whether all of the line could be used."""
     word, rest = (part.strip() for part in _split_line(line))
-    others = [other for other in _BETWEEN.split(rest) if other and not other.isdecimal()]  # numbers count occurrences
+    others = [other for other in _BETWEEN.split(rest) if other and not other.isdecimal()]  # numbers are frequencies
     if not _is_word(word) or not others or not all(map(_is_word, others)):
         return [], False
     found = [_character_pairs(word, other) for other in others if other.lower() != word.lower()]
@@ -223,7 +225,7 @@ def _is_word(word: str) -> bool:
 
 
 def _character_pairs(word: str, other: str) -> list[tuple[str, str]]:
-    """Return the pairs that are corrected: Chinese goes by characters, anything else by words."""
+    """Return the pairs to correct: single characters for Chinese, words for anything else."""
     chinese = [all(map(is_ideograph, one)) for one in (word, other)]
     if len(word) == 1 and all(chinese):
         return [(word, character) for character in other]

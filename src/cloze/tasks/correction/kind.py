@@ -1,7 +1,6 @@
 """The task kind ``correction`` and its settings.
 
-Imports nothing heavy: the command line loads this for ``--help``. The docstring below a settings field is its help
-text.
+Imports nothing heavy, because the command line loads it for ``--help``. The docstring of a field is its flag's help.
 """
 
 from dataclasses import dataclass, replace
@@ -22,8 +21,9 @@ CORRECTION = TaskKind(
     operation="correct",
     head="mlm",
     metrics=("correction_f1",),
+    columns=("text", "label"),
     labelled=False,
-    unlabelled_note="correction has no labels to learn; it is for cloze finetune and evaluate, and one run",
+    unlabelled_note="correction has no labels to learn; it is only for cloze finetune (one run) and cloze evaluate",
 )
 
 
@@ -32,15 +32,15 @@ class CorrectionSettings:
     """Settings of text correction."""
 
     threshold: float | None = None
-    """How sure a correction must be to be made, from 0 to 1; left out, 0.9, or what a fine-tuning to correct found."""
+    """For correction: minimum confidence, from 0 to 1; by default 0.9, or the value that fine-tuning chose."""
     reading: Reading | None = None
-    """hidden: each word is hidden in turn. seen: the text as it stands, as models trained to correct do."""
+    """For correction: hidden masks each word in turn; seen encodes the text unmasked (default of fine-tuned models)."""
     mistakes: float = 0.001
-    """How likely somebody writes a certain other character or word instead of the right one."""
+    """For correction: prior probability that a given wrong character or word is written instead of the right one."""
     similar: Path | None = None
-    """A file of likely confusions; per line: a word or character, a tab, colon or space, and others."""
+    """For correction: a file of likely confusions; per line, a word or character, a tab, colon or space, and others."""
     protect: Path | None = None
-    """A file of words that are never changed, one per line."""
+    """For correction: a file of words that are never changed, one per line."""
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
@@ -51,7 +51,7 @@ class CorrectionSettings:
             raise ConfigError(f"reading is {self.reading!r}; hidden or seen was expected")
 
     def completed(self, correcting: float | None) -> "CorrectionSettings":
-        """Fill in what was left out; ``correcting`` is the threshold of a model fine-tuned to correct, else None."""
+        """Fill in missing values; ``correcting`` is the threshold of a model trained for correction, else None."""
         reading = self.reading or ("hidden" if correcting is None else "seen")
         threshold = DEFAULT_THRESHOLD if correcting is None or reading == "hidden" else correcting
         return replace(self, reading=reading, threshold=threshold if self.threshold is None else self.threshold)

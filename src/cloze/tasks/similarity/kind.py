@@ -1,14 +1,15 @@
-"""The kind ``similarity``: text vectors, trained on texts, on pairs that belong together, or on rated pairs.
+"""The kind ``similarity``: text vectors, trained on texts, on matching pairs, or on scored pairs.
 
-Vectors are scored on pairs with ratings or 0/1 labels (by the cosines of the pairs), or on questions with their
-answers (by the rank of the answer among all answers).
+Vectors are evaluated on pairs with scores or 0/1 labels (by the cosines of the pairs), or on questions with their
+answers (by the rank of the right answer among all answers).
 
-Dimensions: N pairs, Q questions, A answers, D size of a vector.
+Dimensions: N pairs, Q questions, A answers, D vector size.
 """
 
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,24 +26,24 @@ from cloze.tasks.tables import open_table
 
 Vectors = NDArray[np.float32]
 
-# recall@k: the share of the right answers among the k nearest ones.
+# recall@k: the fraction of right answers among the k nearest answers.
 RECALLS = (1, 5, 10)
-# Questions whose cosines with all answers are held in memory at a time.
+# Number of questions whose cosines with all answers are in memory at the same time.
 _QUESTIONS_AT_ONCE = 1024
 
 SIMILARITY = TaskKind(
     name="similarity",
-    summary="Train text vectors whose cosines tell similar texts apart from others.",
+    summary="Train text vectors whose cosines are high for similar texts and low for others.",
     operation="embed",
     metrics=("spearman", "auc"),
     labelled=False,
-    unlabelled_note="similarity has no labels to predict; it is for cloze finetune (one run) and cloze evaluate alone",
+    unlabelled_note="similarity has no labels to predict; it is only for cloze finetune (one run) and cloze evaluate",
 )
 
 
 @dataclass(frozen=True)
 class ScoredPairs:
-    """Pairs of texts with similarity ratings, or with 0/1 labels."""
+    """Pairs of texts with similarity scores or 0/1 labels."""
 
     firsts: list[str]
     seconds: list[str]
@@ -55,17 +56,17 @@ class ScoredPairs:
 
     @property
     def binary(self) -> bool:
-        """Whether the ratings are 0/1 labels."""
+        """Whether the scores are 0/1 labels."""
         return set(self.scores) <= {0.0, 1.0}
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics of these ratings; the first one selects models."""
+        """The metrics for these scores; the first one selects models."""
         return ("auc", "spearman") if self.binary else ("spearman",)
 
     @property
     def described(self) -> str:
-        """What the ratings are, for messages."""
+        """A description of the scores, for messages."""
         return "0/1 labels" if self.binary else f"scores from {min(self.scores):g} to {max(self.scores):g}"
 
     def select(self, indices: Sequence[int]) -> "ScoredPairs":
@@ -76,7 +77,7 @@ class ScoredPairs:
         return ScoredPairs(firsts, seconds, [self.scores[index] for index in indices], places, self.skipped)
 
     def strata(self) -> list[float] | None:
-        """Return the 0/1 labels: both parts of a split have the same share of them."""
+        """Return the 0/1 labels, so that both parts of a split have the same proportion of them."""
         return self.scores if self.binary else None
 
     def documents(self) -> list[list[str]]:
@@ -84,12 +85,12 @@ class ScoredPairs:
         return [list(both) for both in zip(self.firsts, self.seconds, strict=True)]
 
     def score(self, firsts: Vectors, seconds: Vectors) -> dict[str, float]:
-        """Return the metrics of vectors, (N, D) each."""
+        """Return the metrics for the pairs' vectors, (N, D) each."""
         found = cosines(firsts, seconds).tolist()
         return score(self.metrics, self.scores, found)
 
     def evaluation(self, firsts: Vectors, seconds: Vectors) -> Evaluation:
-        """Return the metrics of vectors, and the cosine of each pair."""
+        """Return the metrics for the pairs' vectors, and the cosine of each pair."""
         found = cosines(firsts, seconds)
         return Evaluation(
             self.score(firsts, seconds),
@@ -97,20 +98,24 @@ class ScoredPairs:
             self.places,
             [f"{value:g}" for value in self.scores],
             [{"text": one, "pair": other} for one, other in self.documents()],
-            # How far a pair's place by cosine is from its place by rating.
+            # Distance between a pair's rank by cosine and its rank by score.
             errors=np.abs(_ranks(found) - _ranks(np.array(self.scores))).tolist(),
             skipped=self.skipped,
             rows=MetricRows(self.metrics, self.scores, found.tolist()),
         )
 
+    def sparse_rows(self, firsts: Any, seconds: Any) -> MetricRows:
+        """Return the cosines of sparse vectors of length 1, (N, F) each, as metrics need them."""
+        return MetricRows(self.metrics, self.scores, np.asarray(firsts.multiply(seconds).sum(1)).ravel().tolist())
+
 
 @dataclass(frozen=True)
 class QuestionAnswers:
-    """Questions with their answers, each of them once; a question may have several answers, and share them."""
+    """Distinct questions and distinct answers; a question may have several answers, and questions may share answers."""
 
     firsts: list[str]  # the questions
-    seconds: list[str]  # the answers, among which each question looks for its own
-    right: list[tuple[int, ...]]  # the answers of each question, by index
+    seconds: list[str]  # the answers, among which every question is searched
+    right: list[tuple[int, ...]]  # indices of each question's right answers
     places: list[str] = field(default_factory=list)
     skipped: int = 0
 
@@ -123,12 +128,12 @@ class QuestionAnswers:
         return ("mrr", *(f"recall@{count}" for count in RECALLS))
 
     def score(self, firsts: Vectors, seconds: Vectors) -> dict[str, float]:
-        """Return the metrics of vectors of the questions, (Q, D), and of the answers, (A, D)."""
-        return _retrieval_scores(self._ranks(firsts, seconds)[0])
+        """Return the metrics for vectors of the questions, (Q, D), and of the answers, (A, D)."""
+        return _retrieval_scores(self._ranks(_unit(firsts), _unit(seconds))[0])
 
     def evaluation(self, firsts: Vectors, seconds: Vectors) -> Evaluation:
-        """Return the metrics of vectors, and the nearest answer of each question."""
-        ranks, nearest = self._ranks(firsts, seconds)
+        """Return the metrics for the vectors, and the nearest answer to each question."""
+        ranks, nearest = self._ranks(_unit(firsts), _unit(seconds))
         expected = [best if best in right else right[0] for best, right in zip(nearest, self.right, strict=True)]
         return Evaluation(
             _retrieval_scores(ranks),
@@ -140,13 +145,20 @@ class QuestionAnswers:
             rows=MeanRows(_row_scores(ranks)),
         )
 
-    def _ranks(self, firsts: Vectors, seconds: Vectors) -> tuple[list[list[int]], list[int]]:
-        """Return the ranks of each question's right answers (from 1, best first), and its nearest answer."""
-        questions, answers = _unit(firsts), _unit(seconds)
+    def sparse_rows(self, firsts: Any, seconds: Any) -> MeanRows:
+        """Return the metrics of each question for sparse vectors of length 1, (Q, F) and (A, F)."""
+        return MeanRows(_row_scores(self._ranks(firsts, seconds)[0]))
+
+    def _ranks(self, questions: Any, answers: Any) -> tuple[list[list[int]], list[int]]:
+        """Return the ranks of each question's right answers (from 1, best first), and its nearest answer.
+
+        Vectors have length 1, and are dense or sparse.
+        """
         ranks: list[list[int]] = []
         nearest: list[int] = []
-        for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
+        for start in range(0, questions.shape[0], _QUESTIONS_AT_ONCE):
             found = questions[start : start + _QUESTIONS_AT_ONCE] @ answers.T
+            found = found if isinstance(found, np.ndarray) else found.toarray()
             nearest += found.argmax(1).tolist()
             for row, right in zip(found, self.right[start : start + _QUESTIONS_AT_ONCE], strict=True):
                 ranks.append(_right_ranks(row, right))
@@ -154,7 +166,7 @@ class QuestionAnswers:
 
 
 def _right_ranks(found: NDArray[np.float64], right: Sequence[int]) -> list[int]:
-    """Return the ranks of the right answers; a wrong one that is equally near comes first, or a constant would win."""
+    """Return the ranks of the right answers. Ties with wrong answers count against them, or constants would win."""
     own = np.sort(found[list(right)])[::-1]
     others = np.delete(found, list(right))
     return [int((others >= value).sum()) + place for place, value in enumerate(own, start=1)]
@@ -165,7 +177,7 @@ def _retrieval_scores(ranks: Sequence[Sequence[int]]) -> dict[str, float]:
 
 
 def _row_scores(ranks: Sequence[Sequence[int]]) -> dict[str, list[float]]:
-    """Return each metric of each question."""
+    """Return the value of each metric for each question."""
     recalls = {
         f"recall@{count}": [float(np.mean([rank <= count for rank in row])) for row in ranks] for count in RECALLS
     }
@@ -173,7 +185,7 @@ def _row_scores(ranks: Sequence[Sequence[int]]) -> dict[str, list[float]]:
 
 
 def has_labels(source: Source, path: TableSource) -> bool:
-    """Return whether the rows of a table bear labels: a column was named for them, or has the usual name."""
+    """Return whether the rows of a table have labels: a label column was named, or one has the default name."""
     if "label" in source.columns_named():
         return True
     with closing(open_table(path, source.header(path))) as table:
@@ -185,7 +197,7 @@ def has_labels(source: Source, path: TableSource) -> bool:
 
 
 def read_scored_pairs(path: TableSource, rows: RowSettings) -> ScoredPairs:
-    """Read a table by its columns for the texts, the pairs and the numbers."""
+    """Read a table with columns for the texts, the second texts and the scores."""
     if rows.pair is None:
         raise ConfigError(f"{path}: {format_option('pair')} is missing; name the column with the second texts")
     examples = read_own_texts("number", rows.source(SIMILARITY.name, path), "train", None).examples
@@ -197,7 +209,7 @@ def read_scored_pairs(path: TableSource, rows: RowSettings) -> ScoredPairs:
 
 
 def read_rated(source: Source, path: TableSource) -> ScoredPairs | QuestionAnswers:
-    """Read what vectors are scored on: pairs with labels, or without labels, questions with their answers."""
+    """Read evaluation data: pairs with scores or 0/1 labels or, without a label column, questions with answers."""
     columns = RowSettings(source.text, source.pair, source.label, columns=source.columns, on_bad_row=source.on_bad_row)
     if source.pair is None:
         raise ConfigError(f"{path}: {format_option('pair')} is missing; name the column with the second texts")
@@ -207,7 +219,7 @@ def read_rated(source: Source, path: TableSource) -> ScoredPairs | QuestionAnswe
     if pairs.binary and len(set(pairs.scores)) < 2:
         raise DataError(
             f"{path}: every label in {source.label!r} is {pairs.scores[0]:g}; expected both 0 and 1, or scores; leave "
-            "the column out to score how well each first text finds its second"
+            "the column out to evaluate how well each first text retrieves its second"
         )
     return pairs
 
@@ -229,7 +241,7 @@ def _read_questions(source: Source, path: TableSource) -> QuestionAnswers:
 
 
 def cosines(firsts: Vectors, seconds: Vectors) -> NDArray[np.float64]:
-    """Return the cosine of two vectors, row by row: (N, D), (N, D) -> (N,)."""
+    """Return the cosine of the two vectors in each row: (N, D), (N, D) -> (N,)."""
     lengths = np.linalg.norm(firsts, axis=1) * np.linalg.norm(seconds, axis=1)
     products: NDArray[np.float64] = (firsts.astype(np.float64) * seconds).sum(1)
     products /= np.maximum(lengths, 1e-12)
@@ -237,7 +249,7 @@ def cosines(firsts: Vectors, seconds: Vectors) -> NDArray[np.float64]:
 
 
 def agreement(firsts: Vectors, seconds: Vectors, scores: Sequence[float]) -> float:
-    """Return Spearman's correlation of the cosines with the ratings."""
+    """Return Spearman's correlation between the cosines and the scores."""
     return spearman(scores, cosines(firsts, seconds).tolist())
 
 
@@ -248,7 +260,7 @@ def _unit(vectors: Vectors) -> NDArray[np.float64]:
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the rank of each value as a share from 0 to 1; equal values have the same."""
+    """Return the rank of each value as a fraction from 0 to 1; equal values have the same rank."""
     ordered = np.sort(values)
     middles = (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / 2
     return np.asarray(middles / len(values), np.float64)

@@ -1,9 +1,10 @@
 """Read and write CoNLL column files: sentences of words with tags.
 
-One word per line, in the first column, with its tag in the last, or in columns given by number; a blank line between
-sentences; ``-DOCSTART-`` where a document begins. Columns are separated by tabs if it has one, else by spaces. Other
-whitespace does not separate: the ideographic space is a word in Chinese corpora. Comments, as in CoNLL-U, are lines
-that begin with ``# `` and have no tab, in tab-separated files only: in others, ``#`` is a word followed by its tag.
+There is one word per line, in the first column, with its tag in the last column, or in columns given by number; a blank
+line between sentences; and ``-DOCSTART-`` at the start of a document. Columns are separated by tabs if the line has
+one, else by spaces. Other whitespace does not separate: the ideographic space is a word in Chinese corpora. In
+tab-separated files, lines that start with ``# `` and have no tab are comments, as in CoNLL-U; in others, ``#`` is a
+word with a tag.
 """
 
 import re
@@ -20,10 +21,10 @@ from cloze.files import Lines, RowError, open_file
 from cloze.tasks.in_memory import TableSource, place_of
 from cloze.tasks.rows import OnBadRow
 
-# Of a sentence: its words, what stood between, its tags.
+# The columns of a sentence: words, other columns, tags.
 Columns = Sequence[Sequence[str]]
 DOCUMENT_START = "-DOCSTART-"
-EMPTY = "_"  # for a cell without anything in it, as column files of treebanks have it
+EMPTY = "_"  # written for an empty cell, as in the column files of treebanks
 _GAP = re.compile("[ \t]+")
 _WHITE = re.compile("[ \r\n]+")
 _COMMENT = "# "
@@ -31,23 +32,23 @@ _COMMENT = "# "
 
 @dataclass
 class Sentence:
-    """Words with their tags and the content of the other columns; ``tags`` is empty for untagged files.
+    """Words with their tags and the other columns; ``tags`` is empty for untagged files.
 
-    ``order`` counts sentences and skips a number at the end of a document, so that consecutive numbers mean
-    consecutive sentences of one document.
+    ``order`` counts sentences and skips a number at the end of a document, so that consecutive numbers mean consecutive
+    sentences of one document.
     """
 
     path: TableSource
-    line: int  # of its first word
+    line: int  # line of the first word
     order: int
     words: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
     between: list[str] = field(default_factory=list)
-    one_line: bool = False  # the whole sentence is on one line, as in JSONL
+    one_line: bool = False  # whether the whole sentence is on one line, as in JSONL
 
     @property
     def place(self) -> str:
-        """Return the place of the first word."""
+        """The place of the first word."""
         return place_of(self.path, self.line)
 
     def place_of(self, word: int) -> str:
@@ -57,7 +58,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Sentences:
-    """The sentences of a file; ``marked``: the file marks where documents begin."""
+    """The sentences of a file; ``marked`` says whether it marks the start of documents."""
 
     sentences: list[Sentence]
     marked: bool = False
@@ -71,10 +72,10 @@ def read_columns(
 
     Args:
         path: The file.
-        tagged: Read tags; otherwise all columns but that of the words are kept as they are.
-        on_bad_row: Stop at a bad line, or skip its sentence.
-        word: Column of the words, counted from 1, or from -1 for the last.
-        tag: Column of the tags.
+        tagged: Whether to read tags; otherwise all columns except the words are kept unchanged.
+        on_bad_row: Whether a bad line stops the reading, or its sentence is skipped and counted.
+        word: The column of the words, counted from 1, or from -1 for the last.
+        tag: The column of the tags.
     """
     reader = _ColumnReader(Path(path), word, tag if tagged else None, on_bad_row)
     found = list(reader)
@@ -88,7 +89,7 @@ def read_column_parts(path: Path, count: int, *, whole: bool, word: int = 1) -> 
     reader = _ColumnReader(path, word, None, on_bad_row="stop")
     part: list[Sentence] = []
     for sentence in reader:
-        # The end of a document is known only from the next sentence.
+        # Only the next sentence shows whether the document has ended.
         if len(part) >= count and not (whole and sentence.order == part[-1].order + 1):
             yield Sentences(part, reader.marked)
             part = []
@@ -99,12 +100,12 @@ def read_column_parts(path: Path, count: int, *, whole: bool, word: int = 1) -> 
 
 
 def _nothing(path: Path, reader: "_ColumnReader") -> DataError:
-    told = f"all of its {reader.skipped} sentences are bad; the first: {reader.problem}" if reader.skipped else ""
-    return DataError(f"{path}: {told or 'no sentence in it; expected a word and its tag a line'}")
+    reason = f"all of its {reader.skipped} sentences are bad; the first: {reader.problem}" if reader.skipped else ""
+    return DataError(f"{path}: {reason or 'no sentence in it; expected a word and its tag per line'}")
 
 
 class _ColumnReader:
-    """Iterates over the valid sentences of a file, and counts the others."""
+    """Iterates over the valid sentences of a file and counts the others."""
 
     def __init__(self, path: Path, word: int, tag: int | None, on_bad_row: OnBadRow) -> None:
         self.marked = False
@@ -137,7 +138,7 @@ class _ColumnReader:
             yield sentence
 
     def _next_cells(self, lines: Lines) -> list[str] | None:
-        """Return the cells of the next line: [] if blank, None at the end, and an empty word if it cannot be read."""
+        """Return the cells of the next line: [] if blank, None at the end, [""] if it cannot be read."""
         try:
             line = next(lines)
             while self._has_comments and line.startswith(_COMMENT) and "\t" not in line:
@@ -157,7 +158,7 @@ class _ColumnReader:
         """Add a word to the sentence; return whether the line is valid."""
         flaw = self._flaw(cells)
         if flaw is not None:
-            if cells != [""]:  # reported already
+            if cells != [""]:  # an unreadable line has already been reported
                 self._refuse(RowError(f"{lines.place}: {flaw}"))
             return False
         sentence.line = sentence.line or lines.number
@@ -171,15 +172,15 @@ class _ColumnReader:
 
     def _flaw(self, cells: list[str]) -> str | None:
         if self._tag is not None and len(cells) == 1:
-            return f"{cells[0][:40]!r} stands alone; expected a word and its tag, with a space or a tab between"
+            return f"{cells[0][:40]!r} stands alone; expected a word and its tag, separated by a space or a tab"
         for name, column in (("text", self._word), ("label", self._tag)):
             if column is not None and abs(column) > len(cells):
                 given = format_option(name, column)
-                return f"{len(cells)} columns, of which none is {given}; give a column that every line has"
+                return f"{len(cells)} columns, so there is no {given}; give a column that every line has"
         word, tag = self._places(len(cells))
         if word == tag:
             both = f"{format_option('text', self._word)} and {format_option('label', self._tag)}"
-            return f"{both} are the same column here; give each its own"
+            return f"{both} are the same column here; give different ones"
         if not cells[word]:
             where = "before it" if self._word == 1 else f"in column {self._word}"
             return f"the tag {cells[-1 if tag is None else tag]!r} has no word {where}; expected a word, then its tag"
@@ -211,8 +212,8 @@ def _place(column: int, width: int) -> int:
 
 
 def _words_have_tabs(path: Path) -> bool:
-    """Return whether the first line that may hold a word has a tab."""
-    if path.is_fifo():  # which can be read only once
+    """Return whether the first line that may contain a word has a tab."""
+    if path.is_fifo():  # a pipe can be read only once
         return False
     with closing(open_file(path)) as stream:
         lines = Lines(path, stream)
@@ -220,7 +221,7 @@ def _words_have_tabs(path: Path) -> bool:
             no_word = (_COMMENT, DOCUMENT_START)
             found = (line for line in lines if line.strip(" \t") and not line.startswith(no_word))
             return "\t" in next(found, "")
-        except RowError:  # reported when the line is read
+        except RowError:  # will be reported when the line is read
             return False
 
 
@@ -232,16 +233,17 @@ def column_number(name: str, value: str, path: Path) -> int:
         number = 0
     if not number:
         raise ConfigError(
-            f"{name} is {value!r}, but {path} is read as a word a line, whose columns have no names; give a number, "
-            "1 for the first or -1 for the last, or CSV, JSONL or Parquet with a sentence a row"
+            f"{name} is {value!r}, but {path} has one word per line and columns without names; give a number, "
+            "1 for the first or -1 for the last, or CSV, JSONL or Parquet with one sentence per row"
         )
     return number
 
 
 class Layout(NamedTuple):
-    """What all sentences of a column file share: the cells of each column, by the number of columns, and their border.
+    """The layout shared by all sentences of a column file.
 
-    What stood between words and tags may be several cells, or none.
+    ``widths`` has the number of cells of each column, by the number of columns: the other columns between words and
+    tags may have several cells, or none.
     """
 
     widths: Mapping[int, Sequence[int]]
@@ -249,16 +251,20 @@ class Layout(NamedTuple):
 
 
 def columns_text(sentences: Sequence[Columns], order: Sequence[int] | None = None) -> str:
-    """Sentences as a column file; each is its columns: words, what stood between (several may be one), tags.
+    """Return sentences as the text of a column file.
 
-    Cells are parted by spaces, or by tabs if one has a space inside; every word has as many. With their ``order``,
-    documents are marked.
+    Args:
+        sentences: The columns of each sentence: words, other columns (several cells are joined by tabs), tags.
+        order: Numbers of the sentences, with a gap between documents; if given, documents are marked.
+
+    Returns:
+        The lines. Cells are separated by spaces, or by tabs if a cell contains a space; all words have equally many.
     """
     return "".join(iter_column_texts(sentences, order, find_layout(sentences)))
 
 
 def iter_column_texts(sentences: Iterable[Columns], order: Iterable[int] | None, layout: Layout) -> Iterator[str]:
-    """The same one by one, for a file that is too large to be held: the lines of each sentence, and a blank one."""
+    """Yield the text of each sentence with a blank line after it, for files that are too large for memory."""
     before: int | None = None
     numbers = repeat(None) if order is None else order
     for columns, number in zip(sentences, numbers, strict=order is not None):
@@ -278,7 +284,7 @@ def iter_column_texts(sentences: Iterable[Columns], order: Iterable[int] | None,
 
 
 def find_layout(sentences: Iterable[Columns]) -> Layout:
-    """How wide each column has to be, and what parts the cells."""
+    """Return the number of cells of each column, and the separator of the cells."""
     found, spaced = dict[int, list[int]](), False
     for columns in sentences:
         widths = [max((cell.count("\t") + 1 for cell in column if cell), default=0) for column in columns]
@@ -288,7 +294,7 @@ def find_layout(sentences: Iterable[Columns]) -> Layout:
 
 
 def _parts(cell: str, width: int) -> list[str]:
-    """So many cells, with a mark for each that is empty. Line ends would end the word."""
+    """Split a cell into ``width`` cells, with a mark in each empty one; line breaks become spaces."""
     parts = cell.split("\t") if cell else []
     parts += [""] * (width - len(parts))
     return [_WHITE.sub(" ", part) or EMPTY for part in parts]

@@ -1,4 +1,6 @@
-"""Predict a tag per word, for running texts and for sentences given as words, and evaluate against tagged rows.
+"""Predict a tag for each word of running texts or of sentences given as words, and evaluate against tagged rows.
+
+Tags of entities are decoded with the Viterbi algorithm: the best sequence of tags must be a legal one.
 
 Dimensions: N words, L labels.
 """
@@ -66,7 +68,7 @@ class Tagged:
 
 
 class Words(NamedTuple):
-    """A text, the positions of its words, and their ids."""
+    """A text, the spans of its words in characters, and the token ids of each word."""
 
     text: str
     places: Sequence[tuple[int, int]]
@@ -74,7 +76,7 @@ class Words(NamedTuple):
 
 
 def tag_texts(predictor: Predictor, texts: Texts, groups: Groups | None = None) -> list[Tagged]:
-    """Tag texts, or sentences given as words; ``groups`` are sentences that are read together."""
+    """Tag texts, or sentences given as words; ``groups`` are sentences that are encoded together."""
     task = _require_tags(predictor)
     rows = _read(predictor, texts)
     logits = word_logits(predictor, [row.ids for row in rows], groups)
@@ -83,7 +85,7 @@ def tag_texts(predictor: Predictor, texts: Texts, groups: Groups | None = None) 
 
 
 def respond(predictor: Predictor, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:  # noqa: ARG001
-    """Return words, tags and entities of each text as JSON."""
+    """Return words, tags and entities of each text as JSON values."""
     return [asdict(tagged) for tagged in tag_texts(predictor, inputs)]
 
 
@@ -108,7 +110,7 @@ def word_logits(predictor: Predictor, sentences: Sequence[WordIds], groups: Grou
 
 
 class Transitions(NamedTuple):
-    """Which tags may begin a sentence, (L,), end it, (L,), and follow one another, (L, L): from row to column."""
+    """Which tags may start a sentence, (L,), end it, (L,), and follow each other, (L, L): column after row."""
 
     first: NDArray[np.bool_]
     last: NDArray[np.bool_]
@@ -122,7 +124,7 @@ class Transitions(NamedTuple):
 
 @lru_cache(maxsize=64)
 def find_transitions(names: tuple[str, ...]) -> Transitions | None:
-    """Return the legal transitions of BIO, BIOES and like tags; None for plain tags, which may stand in any order."""
+    """Return the legal transitions of BIO, BIOES and similar schemes; None for plain tags, which have any order."""
     if not is_constrained(names):
         return None
     return Transitions(
@@ -133,13 +135,18 @@ def find_transitions(names: tuple[str, ...]) -> Transitions | None:
 
 
 def decode_tags(names: tuple[str, ...], logits: Sequence[Floats]) -> list[Indices]:
-    """Return the best tag sequence of each sentence: of entity tags, the best one that is legal.
+    """Return the best tag sequence of each sentence; for entity tags, the best legal one.
 
     Args:
         names: The tags, in the order of the outputs.
         logits: The logits of each sentence's words, (N, L).
+
+    Returns:
+        The index of the tag of each word, (N,) per sentence.
     """
     transitions = find_transitions(names)
+    # The tags with the highest logits are the best sequence of all. If it is legal, as it is most often, no search is
+    # needed.
     best = [row.argmax(-1) for row in logits]
     if transitions is None:
         return best
@@ -150,12 +157,29 @@ def decode_tags(names: tuple[str, ...], logits: Sequence[Floats]) -> list[Indice
 
 
 def _viterbi(logits: Floats, transitions: Transitions) -> Indices:
-    """Return the legal sequence with the highest sum of logits; softmax would only add a constant per word."""
-    penalties = np.where(transitions.between, 0.0, -np.inf)  # (L, L)
-    scores = np.where(transitions.first, logits[0].astype(np.float64), -np.inf)  # (L,)
-    before = np.zeros(logits.shape, np.intp)  # the best predecessor of each tag at each word
+    """Return the legal tag sequence with the highest sum of logits (the Viterbi algorithm).
+
+    The number of sequences is L to the power of N, but the best path to a tag at a word extends the best path to one of
+    the tags at the word before. One pass over the words is therefore enough: for each tag, keep the score of the best
+    path that ends in it, and the tag before it on that path. The best path is then read backwards from its last tag.
+
+    Logits need no softmax, which would only subtract a constant per word from all tags. Illegal transitions have a
+    score of minus infinity.
+
+    For example, "Ada Lovelace" has these logits (the best are marked), and I-PER may follow only B-PER or I-PER:
+
+                     O   B-PER  I-PER
+        Ada          3*    2      0
+        Lovelace     1     0      4*
+
+    The marked sequence O I-PER is illegal. The best paths to the tags of "Lovelace" are O O (4), O B-PER (3) and
+    B-PER I-PER (2 + 4 = 6), so the result is B-PER I-PER.
+    """
+    penalties = np.where(transitions.between, 0.0, -np.inf)  # (L, L): from row to column
+    scores = np.where(transitions.first, logits[0].astype(np.float64), -np.inf)  # (L,): of the best path to each tag
+    before = np.zeros(logits.shape, np.intp)  # (N, L): the previous tag on the best path to each tag at each word
     for word in range(1, len(logits)):
-        paths = scores[:, None] + penalties
+        paths = scores[:, None] + penalties  # (L, L): extend the best path to each tag (row) by each tag (column)
         before[word] = paths.argmax(0)
         scores = paths.max(0) + logits[word]
     tags = np.zeros(len(logits), np.intp)
@@ -166,7 +190,7 @@ def _viterbi(logits: Floats, transitions: Transitions) -> Indices:
 
 
 def evaluate_tags(predictor: Predictor, examples: TaggedSentences, metrics: Sequence[str]) -> Evaluation:  # noqa: ARG001
-    """Score a model that tags words; the tags decide the metrics."""
+    """Evaluate a model that tags words; the metrics depend on the tags."""
     task = _require_tags(predictor)
     groups = examples.neighbours if task.context else None
     logits = word_logits(predictor, read_words(predictor.tokenizer, examples.words), groups)
@@ -219,28 +243,28 @@ def _read_running(predictor: Predictor, texts: Sequence[str]) -> list[Words]:
     found = predictor.tokenizer.encode_pieces(texts)
     unread = sum(pieces.unread > 0 for pieces in found)
     if unread:
-        logger.warning("%d of %d texts are longer than can be read at once; give them in parts", unread, len(texts))
+        logger.warning("%d of %d texts are too long and were cut; give them in parts", unread, len(texts))
     return [Words(text, *split_text(predictor.tokenizer, pieces)) for text, pieces in zip(texts, found, strict=True)]
 
 
 def _read_characters(predictor: Predictor, texts: Sequence[str]) -> list[Words]:
-    """Read each character but whitespace as a word, as the training rows had them."""
+    """Read each character except whitespace as a word, as in the training rows."""
     split = [split_characters(text) for text in texts]
     ids = read_words(predictor.tokenizer, [words for words, _ in split])
     return [Words(text, places, row) for text, (_, places), row in zip(texts, split, ids, strict=True)]
 
 
 def _tagged(task: TaskLabels, row: Words, logits: Floats, chosen: Indices) -> Tagged:
-    sure = np.take_along_axis(probabilities(task, logits), chosen[:, None], 1)[:, 0]
+    confidence = np.take_along_axis(probabilities(task, logits), chosen[:, None], 1)[:, 0]
     tags = [task.names[tag] for tag in chosen]
     words = [
         TaggedWord(row.text[start:end], tag, start, end, float(value))
-        for (start, end), tag, value in zip(row.places, tags, sure, strict=True)
+        for (start, end), tag, value in zip(row.places, tags, confidence, strict=True)
     ]
     entities = []
     for label, first, last in find_entities(tags):
         start, end = words[first].start, words[last].end
-        entities.append(Entity(row.text[start:end], label, start, end, float(sure[first : last + 1].mean())))
+        entities.append(Entity(row.text[start:end], label, start, end, float(confidence[first : last + 1].mean())))
     return Tagged(row.text, tuple(words), tuple(entities))
 
 

@@ -1,8 +1,8 @@
 """Convert tags to entities, and score both with ``seqeval``, which follows the rules of CoNLL's script.
 
-Entity tags are a prefix and a type: B begins an entity and I continues it (IOB2); E ends it and S is a single-word one
-(BIOES). In the original CoNLL files an entity begins with I unless one of the same type directly precedes it (IOB1).
-All other tags, such as parts of speech, are plain and scored one by one.
+Entity tags consist of a prefix and a type: B begins an entity and I continues it (IOB2); E ends an entity and S is a
+single-word entity (BIOES). In the original CoNLL files, an entity starts with I unless an entity of the same type
+directly precedes it (IOB1). All other tags, such as parts of speech, are plain and are scored one by one.
 """
 
 import re
@@ -25,7 +25,7 @@ ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 PLAIN_METRICS = ("accuracy", "macro_f1")
 
 _ENTITY = re.compile(r"[BIESLUM]-.+", re.DOTALL)
-# BILOU and BMES are BIOES with other letters.
+# BILOU and BMES are BIOES with different letters.
 _SAME = {"L": "E", "U": "S", "M": "I"}
 
 
@@ -55,7 +55,7 @@ def normalize_tags(sentence: Sentence) -> list[str]:
         prefix, kind = _parts(tag)
         if not prefix:
             raise RowError(
-                f"{sentence.place_of(word)}: tag {tag!r} is neither O nor a type behind a prefix, as the others are; "
+                f"{sentence.place_of(word)}: tag {tag!r} is neither O nor a prefix with a type, as the others are; "
                 "expected one such as B-PER"
             )
         if prefix == "I" and (before in "OES" or kind_before != kind):
@@ -74,7 +74,7 @@ def _parts(tag: str) -> tuple[str, str]:
 
 
 def find_tags(sentences: Sequence[Sequence[str]]) -> LabelSet:
-    """Return the tag set of training sentences, with all prefixes of each entity type: dev rows may have others."""
+    """Return the tag set of training sentences, with all prefixes of each entity type, since dev rows may have more."""
     found = {tag for tags in sentences for tag in tags}
     if not have_entity_prefixes(found):
         return sorted_labels(found)
@@ -84,10 +84,11 @@ def find_tags(sentences: Sequence[Sequence[str]]) -> LabelSet:
 
 
 def _scheme_prefixes(sentences: Sequence[Sequence[str]], found: set[str]) -> str:
-    """Return the prefixes of the scheme: BI, BIES, or one of these with a tag more or less (BIS, BIE).
+    """Return the prefixes of the scheme: BI, BIES, or a mixed scheme (BIS, BIE).
 
-    Decoding forces an entity to end in E, or a single word to be S, where the label set has that tag. A scheme that
-    does without must not get it: in BIOS no entity ends in E, in BIOE a single word is B.
+    If the label set has an E, decoding forces entities of several words to end in E; with an S, it forces single words
+    to be S. A scheme without such a tag must therefore not get it: in BIOS no entity ends in E, and in BIOE a single
+    word is B.
     """
     if not found & {"E", "S"}:
         return "BI"
@@ -102,7 +103,7 @@ def _scheme_prefixes(sentences: Sequence[Sequence[str]], found: set[str]) -> str
 def is_constrained(names: Sequence[str]) -> bool:
     """Return whether the order of these tags is restricted: an entity scheme in which every type has a B.
 
-    Some published models were trained on IOB1 and have an I without its B; any of their sequences is legal.
+    Some published models were trained on IOB1 and have types with an I but no B; all of their sequences are legal.
     """
     parts = {_parts(name) for name in names}
     kinds = {kind for prefix, kind in parts if prefix in {"I", "E"}}
@@ -112,7 +113,8 @@ def is_constrained(names: Sequence[str]) -> bool:
 def may_follow(names: Sequence[str], tag: str, before: str) -> bool:
     """Return whether ``tag`` may follow ``before`` in an entity scheme; O stands for both ends of a sentence.
 
-    I-X and E-X continue a B-X or I-X. Where the scheme has E-X, an I-X must be continued; where it has S-X, a B-X must.
+    I-X and E-X may follow only B-X or I-X. If the scheme has E-X, an I-X must be continued; if it has S-X, so must a
+    B-X.
     """
     prefix, kind = _parts(tag)
     prefix_before, kind_before = _parts(before)
@@ -150,14 +152,14 @@ def score_tags(
 
     rows = [list(tags) for tags in expected], [list(tags) for tags in predicted]
     functions = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
-    # zero_division: without any entity the scores are 0.0, without a warning.
+    # zero_division=0: without any entity the scores are 0.0, without a warning.
     scores = {name: float(function(*rows, average="micro", zero_division=0)) for name, function in functions.items()}
     return {**scores, "accuracy": accuracy}
 
 
 @dataclass(frozen=True)
 class TaggedRows:
-    """The scores of ``score_tags`` over resampled sentences, for intervals; imports NumPy when it is used."""
+    """The scores of ``score_tags`` for resampled sentences; NumPy is imported only when it is used."""
 
     labels: LabelSet
     expected: Sequence[Sequence[str]]
@@ -168,19 +170,19 @@ class TaggedRows:
 
     @property
     def has_entities(self) -> bool:
-        """Whether the tags are those of entities."""
+        """Whether the tags are entity tags."""
         return have_entity_prefixes(self.labels.names)
 
     @cached_property
     def names(self) -> list[str]:
-        """The types of entities, or the plain tags."""
+        """The entity types, or the plain tags."""
         if not self.has_entities:
             return list(self.labels.names)
         return sorted({_parts(tag)[1] for tag in self.labels.names if tag != OUTSIDE})
 
     @cached_property
     def label_counts(self) -> "LabelCounts":
-        """How often each type or tag was right, predicted and expected in each sentence."""
+        """Counts of right, predicted and expected entities or words per type or tag, for each sentence."""
         from cloze.tasks.intervals import LabelCounts
 
         find = find_entities if self.has_entities else _word_spans
@@ -201,7 +203,7 @@ class TaggedRows:
         return {"f1": found.micro_f1(), **scores, "accuracy": accuracy}
 
     def by_label(self) -> dict[str, dict[str, float]]:
-        """Return precision, recall, F1 and support of each type of entity, or of each plain tag."""
+        """Return precision, recall, F1 and support of each entity type or plain tag."""
         return self.label_counts.by_label(self.names)
 
 

@@ -1,7 +1,7 @@
 """Examples of tagging tasks (named entities, parts of speech), from published folders and the user's own files.
 
-``columns`` reads words and tags, ``entities`` normalizes the tags, this module builds rows with targets, and
-``windows`` turns rows into sequences.
+``columns`` reads words and tags, ``entities`` normalizes the tags, this module creates rows with targets, and
+``windows`` converts rows to sequences.
 """
 
 import logging
@@ -30,10 +30,10 @@ logger = logging.getLogger("cloze")
 
 Value = TypeVar("Value")
 
-# Share of words of one character from which a corpus counts as one of characters; its numbers may be whole words.
+# Fraction of one-character words from which the words count as characters; numbers among them may be whole words.
 _CHARACTER_SHARE = 0.98
 
-# Published folders: the file of each split, under any of its names, also compressed.
+# Published folders: the possible file names of each split; the files may be compressed.
 Files = Mapping[str, tuple[str, ...]]
 CONLL: Files = {
     "train": ("eng.train", "train.txt"),
@@ -53,10 +53,10 @@ class TaggedSentences:
     targets: list[list[int]]
     labels: LabelSet
     places: list[str]
-    between: list[list[str]]  # content of the other columns
-    order: list[int]  # consecutive numbers: consecutive sentences of one document
+    between: list[list[str]]  # the other columns of each word
+    order: list[int]  # consecutive numbers mean consecutive sentences of one document
     path: TableSource
-    marked: bool = False  # the file marks where documents begin
+    marked: bool = False  # whether the file marks the start of documents
     skipped: int = 0
 
     def __len__(self) -> int:
@@ -85,16 +85,16 @@ class TaggedSentences:
 
     @property
     def by_characters(self) -> bool:
-        """Whether the words are single characters, as in most Chinese corpora; a few longer ones may be among them."""
+        """Whether the words are single characters, as in most Chinese corpora; a few longer ones are allowed."""
         lengths = [len(word) for words in self.words for word in words]
         chinese = any(is_ideograph(word[0]) for words in self.words for word in words)
         return chinese and lengths.count(1) >= _CHARACTER_SHARE * len(lengths)
 
     @cached_property
     def neighbours(self) -> list[list[int]]:
-        """The sentences in groups that follow one another in a document; a file without documents is one, and told."""
+        """Groups of consecutive sentences of a document; a file without marks is one document, with a warning."""
         if not self.marked:
-            logger.warning("%s has no -DOCSTART- lines: all of it is taken as one document", self.path)
+            logger.warning("%s has no -DOCSTART- lines: all of it is treated as one document", self.path)
         return group_neighbours(self.order)
 
 
@@ -110,8 +110,8 @@ def group_neighbours(order: Sequence[int]) -> list[list[int]]:
 
 
 def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Join words to a text, without spaces in Chinese, and return it with the span of each word."""
-    # Corpora of Chinese go by characters, and part those of a number or an English word, too.
+    """Join words to a text, without spaces in Chinese; return it with the span of each word."""
+    # Chinese corpora have one character per word, and also split numbers and English words into characters.
     characters = all(len(word) == 1 for word in words) and any(map(is_ideograph, words))
     text, places = "", list[tuple[int, int]]()
     for word in words:
@@ -148,7 +148,7 @@ def read_published_tags(files: Files, source: Source, split: str, labels: LabelS
 
 
 def read_own_tags(source: Source, split: str, labels: LabelSet | None) -> Read:
-    """The user's own: a column file, or a table with the words of a sentence and their tags in each row."""
+    """Read the user's own file: a column file, or a table with the words of a sentence and their tags in each row."""
     path = source.rows_of(split)
     on_bad_row = source.on_bad_row or "stop"
     if not isinstance(path, Path) or is_word_table(path):
@@ -160,7 +160,7 @@ def read_own_tags(source: Source, split: str, labels: LabelSet | None) -> Read:
 
 
 def column_numbers(source: Source, path: Path) -> tuple[int, int]:
-    """Which columns of a word a line hold words and tags: the first and the last, unless others were given."""
+    """Return the columns of words and tags in a column file: the first and the last, unless others are named."""
     given = source.columns_named()
     word = column_number("text", given["text"], path) if "text" in given else 1
     tag = column_number("label", given["label"], path) if "label" in given else -1
@@ -168,14 +168,14 @@ def column_numbers(source: Source, path: Path) -> tuple[int, int]:
 
 
 def is_word_table(path: Path) -> bool:
-    """Whether a file has a sentence a row, with columns by name. In ``.tsv`` a word a line is what people have."""
+    """Return whether a file is a table with one sentence per row; ``.tsv`` files usually have one word per line."""
     return table_ending(path) in {".csv", ".jsonl", ".ndjson", ".parquet"}
 
 
 def read_word_lists(path: TableSource, *, text: str, label: str | None, on_bad_row: OnBadRow = "stop") -> Sentences:
-    """Read JSONL, Parquet or CSV: in each row a list of words and a list of tags, or both with spaces between them.
+    """Read JSONL, Parquet or CSV: each row has a list of words and a list of tags; in CSV they are space-separated.
 
-    Without a column of labels, the words alone are read.
+    Without a label column, only the words are read.
     """
     sentences: list[Sentence] = []
     order, skipped, problem = 0, 0, ""
@@ -191,13 +191,13 @@ def read_word_lists(path: TableSource, *, text: str, label: str | None, on_bad_r
                     raise
                 skipped, problem = skipped + 1, problem or str(error)
     if not sentences:
-        told = f"all of its {skipped} rows are bad; the first: {problem}" if skipped else "no rows in it; expected one"
-        raise DataError(f"{path}: {told}")
+        reason = f"all of its {skipped} rows are bad; the first: {problem}" if skipped else "no rows; expected some"
+        raise DataError(f"{path}: {reason}")
     return Sentences(sentences, skipped=skipped)
 
 
 def read_word_list_column(path: Path, text: str) -> tuple[list[list[str]], list[dict[str, object]]] | None:
-    """The lists of words in a column of JSONL or Parquet, and all columns; None where it holds running texts."""
+    """Return the word lists in a column of JSONL or Parquet, and all columns; None if it has running texts."""
     with closing(open_table(path)) as table:
         first = next(table, None)
         if first is None or not isinstance(first.cells.get(text), list):
@@ -207,21 +207,21 @@ def read_word_list_column(path: Path, text: str) -> tuple[list[list[str]], list[
 
 
 def has_word_lists(path: Path, text: str) -> bool:
-    """Whether a column of JSONL or Parquet holds lists of words, as its first row tells."""
+    """Return whether a column of JSONL or Parquet has lists of words, judged by the first row."""
     with closing(open_table(path)) as table:
         first = next(table, None)
     return first is not None and isinstance(first.cells.get(text), list)
 
 
 def iter_word_lists(path: Path, text: str) -> Iterator[tuple[list[str], dict[str, object]]]:
-    """The lists of words in a column, and all columns, one after the other as they are read."""
+    """Yield the word list in a column and all columns of each row, while the file is read."""
     with closing(open_table(path)) as table:
         for record in table:
             yield _texts(record, text), record.cells
 
 
 def _take_words(path: TableSource, record: Record, text: str, label: str | None, order: int) -> Sentence:
-    spaced = not isinstance(path, Path) or table_ending(path) == ".csv"  # which has no lists
+    spaced = not isinstance(path, Path) or table_ending(path) == ".csv"  # CSV cells cannot be lists
     words = _texts(record, text, spaced=spaced)
     tags = [] if label is None else _texts(record, label, spaced=spaced)
     if label is not None and len(words) != len(tags):
@@ -233,14 +233,14 @@ def _take_words(path: TableSource, record: Record, text: str, label: str | None,
 
 
 def _texts(record: Record, name: str, *, spaced: bool = False) -> list[str]:
-    """A list of texts out of a record; numbers, as some corpora have for tags, are taken as they are written."""
+    """Return a list of texts from a record; integers, which some corpora have as tags, become text."""
     values = record.cells.get(name)
     if spaced and isinstance(values, str):
         values = values.split()
     if not isinstance(values, list) or not values:
-        there = f"is {values!r:.40}" if name in record.cells else "is not there"
+        problem = f"is {values!r:.40}" if name in record.cells else "is missing"
         raise RowError(
-            f'{record.place}: {name!r} {there}; expected a list such as ["a", "b"]: name it by '
+            f'{record.place}: {name!r} {problem}; expected a list such as ["a", "b"]: name its column with '
             f"{format_option('text')} or {format_option('label')}"
         )
     texts = [str(value) if isinstance(value, int) else value for value in values]
@@ -260,7 +260,7 @@ def find_tag_file(folder: Path, names: Sequence[str]) -> Path | None:
 
 def _find(folder: Path, names: Sequence[str]) -> Path:
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; expected one with {' or '.join(names)} in it")
+        raise DataError(f"{folder} is not a folder; expected one that contains {' or '.join(names)}")
     found = find_tag_file(folder, names)
     if found is not None:
         return found
@@ -271,19 +271,19 @@ def tag_examples(path: TableSource, found: Sentences, labels: LabelSet | None, o
     """Convert sentences to examples with tag indices in the training label set."""
     given = labels.names if labels is not None else (tag for one in found.sentences for tag in one.tags)
     read_tags = normalize_tags if have_entity_prefixes(given) else attrgetter("tags")
-    told = _keep(found.sentences, read_tags, on_bad_row)
-    known = labels or find_tags(told.values)
-    tags = dict(zip((one.line for one in told.sentences), told.values, strict=True))
+    normalized = _keep(found.sentences, read_tags, on_bad_row)
+    known = labels or find_tags(normalized.values)
+    tags = dict(zip((one.line for one in normalized.sentences), normalized.values, strict=True))
 
     def indices(sentence: Sentence) -> list[int]:
         found = [known.indices.get(tag) for tag in tags[sentence.line]]
-        # To name the place of each tag takes longer than all the rest, and only a strange one needs it.
+        # Computing every tag's place would take longer than all the rest, and is needed only for an unknown tag.
         return [
             known.index(tags[sentence.line][word], sentence.place_of(word)) if index is None else index
             for word, index in enumerate(found)
         ]
 
-    kept = _keep(told.sentences, indices, on_bad_row)
+    kept = _keep(normalized.sentences, indices, on_bad_row)
     examples = TaggedSentences(
         words=[one.words for one in kept.sentences],
         targets=kept.values,
@@ -293,7 +293,7 @@ def tag_examples(path: TableSource, found: Sentences, labels: LabelSet | None, o
         order=[one.order for one in kept.sentences],
         path=path,
         marked=found.marked,
-        skipped=found.skipped + told.skipped + kept.skipped,
+        skipped=found.skipped + normalized.skipped + kept.skipped,
     )
     return Read(examples, known)
 
@@ -305,7 +305,7 @@ class _Kept(NamedTuple, Generic[Value]):
 
 
 def _keep(sentences: Sequence[Sentence], value_of: Callable[[Sentence], Value], on_bad_row: OnBadRow) -> _Kept[Value]:
-    """The sentences of which something can be told, and what."""
+    """Return the sentences for which ``value_of`` raises no ``RowError``, with their values."""
     kept: list[Sentence] = []
     values: list[Value] = []
     problem: RowError | None = None

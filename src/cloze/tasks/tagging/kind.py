@@ -34,7 +34,7 @@ def _items(
 
 
 def read_untagged(source: Source, path: TableSource) -> list[PlacedTexts]:
-    """Return place and text of each sentence of a file like the user's own; tags are not read."""
+    """Return place and text of each sentence of a file like the user's own, ignoring tags."""
     on_bad_row = source.on_bad_row or "stop"
     if isinstance(path, Path) and not is_word_table(path):
         return _read_sentences(path, on_bad_row, column_numbers(source, path)[0])
@@ -43,13 +43,13 @@ def read_untagged(source: Source, path: TableSource) -> list[PlacedTexts]:
 
 
 def read_test_split(files: Files, source: Source) -> list[PlacedTexts]:
-    """Return the test sentences of a published folder; none if the file is missing."""
+    """Return the test sentences of a published folder; empty if the file is missing."""
     path = find_tag_file(source.path, files["test"])
     return [] if path is None else _read_sentences(path, source.on_bad_row or "stop")
 
 
 def _read_sentences(path: Path, on_bad_row: OnBadRow, column: int = 1) -> list[PlacedTexts]:
-    """Read sentences by their words alone: a file whose tags are withheld has none, or all the same."""
+    """Read the words of sentences only: if the tags of a file are withheld, it has none, or all are the same."""
     sentences = read_columns(path, tagged=False, on_bad_row=on_bad_row, word=column).sentences
     return [(sentence.place, [join_words(sentence.words)[0]]) for sentence in sentences]
 

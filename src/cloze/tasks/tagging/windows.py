@@ -1,9 +1,9 @@
 """Split sentences into windows for token classification, and record which words each window predicts.
 
-A word is predicted at its first token. A sentence that is too long is read in overlapping windows, and each word is
-predicted in the window that gives it the most context, so that each is predicted exactly once. With document context,
-a window holds as many whole sentences of a document as fit and predicts all of them; the remaining room is filled with
-the text before and after.
+A word is predicted at its first token. A sentence that is too long is split into overlapping windows, and each word is
+predicted in the window with the most context around it, so that every word is predicted exactly once. With document
+context, a window contains as many whole sentences of a document as fit and predicts all of them; the remaining room is
+filled with the text before and after.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ from cloze.errors import ConfigError
 from cloze.text import Encoding, Pieces, Tokenizer, window_spans
 from cloze.text.encoding import word_spans
 
-# Token ids of a sentence, per word.
+# Token ids of a sentence, by word.
 WordIds = list[list[int]]
 
 
 @dataclass(frozen=True)
 class Served:
-    """Consecutive words of a row from ``first`` on, with the position of each word's first token in the sequence."""
+    """Consecutive words of a row, starting with ``first``, and the position of each one's first token in the window."""
 
     row: int
     first: int
@@ -29,14 +29,14 @@ class Served:
 
 @dataclass(frozen=True)
 class TagWindow:
-    """A sequence and the words that it predicts."""
+    """A sequence and the words that are predicted from it."""
 
     encoding: Encoding
     served: list[Served]
 
 
 def read_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[WordIds]:
-    """The ids of each word; one of which nothing is left, such as a lone control character, is [UNK]."""
+    """Return the token ids of each word; a word without tokens, such as a control character, becomes [UNK]."""
     distinct = list({word: None for words in sentences for word in words})
     found = tokenizer.encode_pieces(distinct)
     ids = {word: pieces.ids or [tokenizer.unknown_id] for word, pieces in zip(distinct, found, strict=True)}
@@ -44,14 +44,14 @@ def read_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) -> list
 
 
 def split_text(tokenizer: Tokenizer, pieces: Pieces) -> tuple[list[tuple[int, int]], WordIds]:
-    """The words of a running text, as the tokenizer splits it: where each stands, and its ids."""
-    stretches = list(word_spans(tokenizer.word_starts(pieces.ids), pieces.marks))
-    places = [(pieces.offsets[start][0], pieces.offsets[stop - 1][1]) for start, stop in stretches]
-    return places, [pieces.ids[start:stop] for start, stop in stretches]
+    """Return the words of a running text as the tokenizer splits it: their spans in characters, and their ids."""
+    spans = list(word_spans(tokenizer.word_starts(pieces.ids), pieces.marks))
+    places = [(pieces.offsets[start][0], pieces.offsets[stop - 1][1]) for start, stop in spans]
+    return places, [pieces.ids[start:stop] for start, stop in spans]
 
 
 def split_characters(text: str) -> tuple[list[str], list[tuple[int, int]]]:
-    """Return the characters of a running text but whitespace, each a word, and where each stands."""
+    """Return the characters of a running text except whitespace, each as a word, and their spans."""
     places = [(place, place + 1) for place, character in enumerate(text) if not character.isspace()]
     return [text[start:stop] for start, stop in places], places
 
@@ -62,9 +62,13 @@ def tag_windows(
     groups: Sequence[Sequence[int]] | None = None,
     step: int | None = None,
 ) -> list[TagWindow]:
-    """The sequences for some rows; ``groups`` are rows that are neighbours, and read together.
+    """Return the windows of some rows.
 
-    A long sentence has a window every ``step`` tokens, half of the room unless told otherwise.
+    Args:
+        tokenizer: The tokenizer, which determines the length of a window.
+        sentences: The token ids of each row, by word.
+        groups: Rows that follow each other in a document and are encoded together; by default every row by itself.
+        step: Tokens from one window of a long sentence to the next; half of a window's room by default.
     """
     room = tokenizer.content_length(1)
     if room < 1:
@@ -116,12 +120,12 @@ def _read_long(tokenizer: Tokenizer, sentence: WordIds, row: int, step: int) -> 
         first, *others = numbers
         inside = [words[number] - places[window][0] + 1 for number in (first, *others)]  # after [CLS]
         served.setdefault(window, []).append(Served(row, first, inside))
-    # A window within a word, or between two others that know better, has nothing to tell.
+    # Windows that are the best for no word are left out, such as one within a word.
     return [TagWindow(_assemble(tokenizer, ids[slice(*places[window])]), served[window]) for window in sorted(served)]
 
 
 def _best_window(word: int, places: Sequence[tuple[int, int]], room: int, step: int) -> int:
-    """Of the windows that hold a token, the one with the most text on its shorter side; the first of equals."""
+    """Return the window of a token with the most text on its shorter side; the first of equals."""
     earliest = max(0, -(-(word - room + 1) // step))
     latest = min(word // step, len(places) - 1)
     return max(
@@ -130,7 +134,7 @@ def _best_window(word: int, places: Sequence[tuple[int, int]], room: int, step: 
 
 
 def _places(sentence: WordIds, start: int) -> list[int]:
-    """Where each word's first token stands, the sentence's own standing at ``start``."""
+    """Return the position of each word's first token, in a sentence that starts at position ``start``."""
     places = []
     for word in sentence:
         places.append(start)

@@ -1,7 +1,7 @@
-"""Vocabulary coverage of a text: the rungs that resolve its words, and the words most worth adding.
+"""Vocabulary coverage of a text: the rungs that resolve its words, and the best words to add.
 
-The savings of a word are exact, since adding it changes the tokens of that word only. Therefore the first N candidates
-by savings are the best N words to add.
+The tokens saved by adding a word can be computed exactly, because only the tokens of that word change. Therefore the
+first N candidates by saved tokens are the best N words to add.
 """
 
 import unicodedata
@@ -17,22 +17,24 @@ from cloze.text.vocabulary import CONTINUATION
 from cloze.text.wordpiece import build_normalizer
 
 _BATCH_CHARACTERS = 250_000
-# Texts, and characters of each, that are looked at for [UNK].
+# Number of texts, and of characters of each, that are searched for [UNK].
 _SAMPLED_TEXTS, _SAMPLED_CHARACTERS = 1000, 2000
-# Share of the tokens that is worth a warning; less if it is a script of which the vocabulary lacks half or more.
+# Fraction of [UNK] tokens that causes a warning; the second applies if at least the third fraction of a script is
+# missing from the vocabulary.
 _NOTICEABLE, _NOTICEABLE_SCRIPT, _LACKING = 0.05, 0.01, 0.5
 _EXAMPLES = 5
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A word worth adding to the vocabulary.
+    """A candidate for addition to the vocabulary.
 
     Attributes:
         word: The normalised word.
-        count: Its number of occurrences.
-        pieces: Tokens per occurrence at present.
-        saves: Tokens saved in all by adding it. A word that is ``[UNK]`` counts as one token per character, at least 2.
+        count: Number of occurrences.
+        pieces: Current number of tokens per occurrence.
+        saves: Total number of tokens saved by adding the word. For an ``[UNK]``, one token per character is assumed,
+            but at least 2.
     """
 
     word: str
@@ -43,7 +45,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How the words of a text were tokenized."""
+    """Statistics of how the words of a text were tokenized."""
 
     words: int
     tokens: int
@@ -53,16 +55,16 @@ class Coverage:
 
     @property
     def pieces_per_word(self) -> float:
-        """Return tokens per word (fertility); 1 if the vocabulary has every word."""
+        """Tokens per word (fertility); 1 if the vocabulary has every word."""
         return self.tokens / max(self.words, 1)
 
     @property
     def unknown_rate(self) -> float:
-        """Return the share of words with an ``[UNK]``."""
+        """Fraction of words with an ``[UNK]``."""
         return self.rungs["unknown"] / max(self.words, 1)
 
     def pieces_per_word_with(self, count: int) -> float:
-        """Return tokens per word if the best ``count`` candidates were added."""
+        """Return the tokens per word after adding the best ``count`` candidates."""
         saved = sum(candidate.count * (candidate.pieces - 1) for candidate in self.candidates[:count])
         return (self.tokens - saved) / max(self.words, 1)
 
@@ -97,7 +99,7 @@ def _batches(texts: Iterable[str], chinese: bool) -> Iterator[list[str]]:
 
 
 class _Counts:
-    """Word counts: words without a mark by their ids, others by rung, normalised form and number of tokens."""
+    """Word counts: by ids for words without a mark, otherwise by rung, normalised form and number of tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -156,19 +158,19 @@ class _Counts:
 
 
 def _is_worth_adding(word: str, longest: int) -> bool:
-    """Return whether a word may be added: not too long, and with a letter; there are too many different numbers."""
+    """Return whether a word may be added: it is not too long and has a letter, because numbers are too diverse."""
     return len(word) <= longest and any(map(str.isalpha, word))
 
 
 def unknown_note(tokenizer: Tokenizer, texts: Sequence[str]) -> str | None:
-    """Return one line if a noticeable share of the tokens of texts is ``[UNK]``, or a script that they use is.
+    """Return a one-line warning if many tokens of texts, or most of a script that they use, are ``[UNK]``.
 
     Args:
         tokenizer: The tokenizer of the model.
-        texts: The texts; of many, a sample is read.
+        texts: The texts. If there are many, a sample is checked.
 
     Returns:
-        The share with the most frequent examples and a remedy; None if the vocabulary fits.
+        The fraction of ``[UNK]``, the most frequent examples and a remedy; None if the vocabulary fits.
     """
     sample = [text[:_SAMPLED_CHARACTERS] for text in texts[:: -(-len(texts) // _SAMPLED_TEXTS) or 1]]
     encoded = tokenizer.encode_pieces(sample)
@@ -190,9 +192,9 @@ def unknown_note(tokenizer: Tokenizer, texts: Sequence[str]) -> str | None:
 def _unknown_forms(
     tokenizer: Tokenizer, texts: Sequence[str], encoded: Sequence[Pieces]
 ) -> tuple[Counter[str], str | None]:
-    """Count the words that are ``[UNK]``; also return the script of most of them, if the vocabulary lacks it."""
+    """Count the words that are ``[UNK]``; also return the script of most of them if the vocabulary lacks it."""
     forms: Counter[str] = Counter()
-    scripts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of unknown tokens, and of others
+    scripts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # key: whether the token is [UNK]
     for text, pieces in zip(texts, encoded, strict=True):
         for number, (start, end) in zip(pieces.ids, pieces.offsets, strict=True):
             is_unknown = number == tokenizer.unknown_id
@@ -207,7 +209,7 @@ def _unknown_forms(
 
 
 def _script(form: str) -> str:
-    """Return the script of the first letter that is not ASCII, as Unicode names begin; empty if there is none."""
+    """Return the script of the first non-ASCII letter, from its Unicode name; empty if there is none."""
     letter = next((letter for letter in form if letter.isalpha() and not letter.isascii()), None)
     name = "" if letter is None else unicodedata.name(letter, "").partition(" ")[0]
     return {"CJK": "Chinese"}.get(name, name.capitalize())

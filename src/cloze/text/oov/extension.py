@@ -1,8 +1,8 @@
-"""Extend a tokenizer with words, entities and look-alikes: rungs 2 to 5 of the ladder are turned on here.
+"""Extend a tokenizer with words, entities and look-alikes: activates rungs 2 to 5 of the ladder.
 
-The files that users write are read first: word lists, entity maps, maps of similar characters. New words take the
-``[unused]`` entries that published vocabularies reserve for them, then new ids after the last entry. This module only
-tells from which old ids each new embedding should start; ``model/surgery.py`` resizes the embedding table.
+First, the user's files are read: word lists, entity maps, maps of similar characters. New words use the ``[unused]``
+entries that published vocabularies reserve for them, then new ids after the last entry. This module returns the old ids
+from which each new embedding is initialised; ``model/surgery.py`` resizes the embedding table.
 """
 
 import json
@@ -27,7 +27,7 @@ _UNUSED = re.compile(r"\[unused\d+\]")
 
 @dataclass(frozen=True)
 class WordRow:
-    """A word and its place (file and line)."""
+    """A word and its position (file and line)."""
 
     place: str
     word: str
@@ -35,7 +35,7 @@ class WordRow:
 
 @dataclass(frozen=True)
 class EntityRow:
-    """An entity and its place (file and line)."""
+    """An entity and its position (file and line)."""
 
     place: str
     entity: Entity
@@ -46,35 +46,38 @@ def read_word_list(path: Path) -> list[WordRow]:
     lines = ((place, line) for place, line in _read_lines(path) if not _is_header(line, _WORD_HEADER))
     rows = [WordRow(place, word) for place, line in lines if (word := line.split("\t", 1)[0].strip())]
     if not rows:
-        raise DataError(f"{path}: no word in it; expected a word a line")
+        raise DataError(f"{path}: no word in it; expected a word per line")
     return rows
 
 
 def read_entities(path: Path) -> list[EntityRow]:
-    """Read an entity map: surface, words and optionally type per line, as TSV, or as JSONL with these keys."""
+    """Read an entity map, TSV or JSONL: a surface form, words and optionally a type per line."""
     parse = _parse_json if ".jsonl" in path.suffixes else _parse_tabbed
     lines = ((place, line) for place, line in _read_lines(path) if not _is_header(line, _ENTITY_HEADER))
     rows = [EntityRow(place, parse(line, place)) for place, line in lines]
     if not rows:
-        raise DataError(f"{path}: no entity in it; expected a surface form, a tab and words a line")
+        raise DataError(f"{path}: no entity in it; expected a surface form, a tab and words per line")
     return rows
 
 
 def read_similar_characters(path: Path) -> list[tuple[str, str]]:
-    """Read a map of similar characters: a character, a tab and its replacement; of several replacements the first."""
+    """Read a map of similar characters: a character, a tab and its replacement per line.
+
+    If there are several replacements, the first is used.
+    """
     pairs = []
     for place, line in _read_lines(path):
         fields = [field.strip() for field in line.split("\t")]
         if len(fields) != 2 or len(fields[0]) != 1 or not fields[1]:
-            raise DataError(f"{place}: {line[:50]!r}; expected one character, a tab, and what to read for it")
+            raise DataError(f"{place}: {line[:50]!r}; expected one character, a tab, and its replacement")
         pairs.append((fields[0], fields[1].split()[0]))
     if not pairs:
-        raise DataError(f"{path}: no character in it; expected a character, a tab, and what to read for it a line")
+        raise DataError(f"{path}: no character in it; expected a character, a tab, and its replacement per line")
     return pairs
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the non-blank lines, each with its place."""
+    """Yield (position, line) for each non-blank line."""
     with open_file(path) as stream:
         lines = Lines(path, stream)
         for line in lines:
@@ -91,7 +94,7 @@ def _parse_tabbed(line: str, place: str) -> Entity:
     if len(fields) not in (2, 3) or not fields[0] or not fields[1]:
         raise DataError(
             f"{place}: {line[:50]!r} has {len(fields)} fields; "
-            "expected a surface form, a tab, words that the vocabulary knows, and perhaps a tab and a type"
+            "expected a surface form, a tab, words of the vocabulary, and optionally a tab and a type"
         )
     return Entity(fields[0], fields[1], (fields[2] or None) if len(fields) == 3 else None)
 
@@ -100,7 +103,7 @@ def _parse_json(line: str, place: str) -> Entity:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: not JSON ({str(error)[:80]}); expected an object a line") from error
+        raise DataError(f"{place}: not JSON ({str(error)[:80]}); expected an object per line") from error
     expected = 'expected {"surface": "...", "words": "...", "type": "..."}, the type optional'
     if not isinstance(values, dict) or not set(values) <= {"surface", "words", "type"}:
         raise DataError(f"{place}: {line[:50]!r}; {expected}")
@@ -126,7 +129,7 @@ class Additions:
 
 @dataclass(frozen=True)
 class Extension:
-    """The extended tokenizer; the id of each added word with its old ids; words that were already known."""
+    """The extended tokenizer, the old ids of each added word by its new id, and words that were already known."""
 
     tokenizer: Tokenizer
     added: dict[int, tuple[int, ...]]
@@ -134,7 +137,7 @@ class Extension:
 
 
 def extend_tokenizer(tokenizer: Tokenizer, additions: Additions) -> Extension:
-    """Turn on rungs of the ladder and add words and entities to those that a tokenizer has."""
+    """Return a tokenizer with additional rungs, words and entities."""
     entries = list(dict.fromkeys(_vocabulary_entry(row, tokenizer) for row in additions.words))
     known = tuple(entry for entry in entries if tokenizer.id(entry) is not None)
     new = [entry for entry in entries if tokenizer.id(entry) is None]
@@ -149,7 +152,7 @@ def extend_tokenizer(tokenizer: Tokenizer, additions: Additions) -> Extension:
     )
     extended = Tokenizer(replace(tokenizer.settings, pieces=tuple(pieces), ladder=ladder))
     if additions.entities:
-        # Entities must not apply to the surfaces and words of other entities.
+        # Entities must not be applied to the surface forms and words of other entities.
         reader = Tokenizer(replace(extended.settings, ladder=replace(ladder, entities=())))
         entities = _merge_entities(old.entities, additions.entities, reader)
         extended = Tokenizer(replace(extended.settings, ladder=replace(ladder, entities=entities)))
@@ -161,11 +164,11 @@ def _vocabulary_entry(row: WordRow, tokenizer: Tokenizer) -> str:
     entry = _normalise(row.word, tokenizer)
     flaw = None
     if not entry:
-        flaw = "has no character that a text could have"
+        flaw = "consists of characters that the tokenizer removes; use other words"
     elif entry.startswith(CONTINUATION):
-        flaw = f"begins with {CONTINUATION}, as pieces inside a word do; give whole words"
+        flaw = f"begins with {CONTINUATION}, like pieces inside a word; use whole words"
     elif row.word in SPECIAL or _UNUSED.fullmatch(row.word) or _UNUSED.fullmatch(entry):
-        flaw = "is an entry with a meaning of its own; give words of a text"
+        flaw = "is a special or reserved entry; use ordinary words"
     elif len(entry) > (longest := tokenizer.settings.longest_word):
         flaw = f"has {len(entry)} characters; at most {longest} were expected"
     if flaw is not None:
@@ -190,7 +193,7 @@ def _assign_ids(pieces: Sequence[str], new: Sequence[str]) -> tuple[list[str], l
 
 
 def _old_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """Return the old ids of each word; of an unknown word those of its known pieces and characters."""
+    """Return the old ids of each word; for an unknown word, the ids of its known pieces and characters."""
     ladder = replace(tokenizer.settings.ladder, characters=True)
     encoded = Tokenizer(replace(tokenizer.settings, ladder=ladder)).encode_ids(words)
     unknown = tokenizer.unknown_id
@@ -198,7 +201,7 @@ def _old_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]
 
 
 def _merge_entities(old: Sequence[Entity], rows: Sequence[EntityRow], tokenizer: Tokenizer) -> tuple[Entity, ...]:
-    """Append new entities to the old ones, replacing those with the same surface."""
+    """Append new entities to the old ones, replacing those with the same surface form."""
     surfaces = _surface_keys([row.entity.surface for row in rows], tokenizer)
     seen: dict[tuple[int | str, ...], EntityRow] = {}
     replacements = tokenizer.encode_ids([row.entity.words for row in rows])
@@ -214,7 +217,7 @@ def _merge_entities(old: Sequence[Entity], rows: Sequence[EntityRow], tokenizer:
 
 
 def _surface_keys(surfaces: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int | str, ...]]:
-    """Return the key of each surface: its ids, and the surface itself if one of them is unknown."""
+    """Return the key of each surface form: its ids, and also the normalised form if one of the ids is unknown."""
     unknown = tokenizer.unknown_id
     return [
         (*ids, _normalise(surface, tokenizer)) if unknown in ids else tuple(ids)
@@ -231,9 +234,9 @@ def _check_entity(
 ) -> None:
     entity, flaw = row.entity, None
     if not key:
-        flaw = f"{entity.surface[:50]!r} has no character that a text could have"
+        flaw = f"{entity.surface[:50]!r} consists of characters that the tokenizer removes; use another surface form"
     elif tokenizer.unknown_id in ids or not ids:
-        flaw = f"{entity.words[:50]!r} is not spelled by this vocabulary; give words that it knows"
+        flaw = f"{entity.words[:50]!r} is not in this vocabulary; use known words"
     elif key in seen and seen[key].entity.words != entity.words:
         other = seen[key]
         flaw = (

@@ -1,15 +1,15 @@
-"""The out-of-vocabulary ladder: five ways to handle words that are not in the vocabulary, and their settings file.
+"""The out-of-vocabulary ladder: five methods for words that are not in the vocabulary, and their settings file.
 
     1  word, pieces   WordPiece, as in BERT (text/wordpiece.py)
     2  characters     a word that would be [UNK] is spelled with known pieces and characters (text/oov/spelling.py)
     3  added          words added to the vocabulary after training (``cloze extend``)
-    4  entity         names that are replaced by known words (text/oov/phrases.py)
-    5  look-alike     unknown characters are replaced by other forms of them (text/oov/spelling.py)
+    4  entity         names are replaced by known words (text/oov/phrases.py)
+    5  look-alike     unknown characters are replaced by similar known ones (text/oov/spelling.py)
        unknown        [UNK]
 
-Rungs are numbered by their effort for the user, not by precedence: added words and entities (3, 4) take precedence
-over WordPiece. All but the first are off unless ``ladder.json`` in the model folder turns them on. So training and
-serving agree, and published models tokenize as before. Other libraries ignore the file.
+Rungs are numbered by the effort for the user, not by precedence: added words and entities (3, 4) take precedence over
+WordPiece. All rungs but the first are off unless ``ladder.json`` in the model folder activates them. Training and
+serving therefore agree, and published models tokenize as before. Other libraries ignore the file.
 """
 
 import json
@@ -40,12 +40,12 @@ class Entity:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Which rungs are on, with their data."""
+    """The active rungs and their data."""
 
     characters: bool = False
     look_alikes: bool = False
     similar: tuple[tuple[str, str], ...] = ()  # a character and its replacement, such as its simplified form
-    words: tuple[str, ...] = ()  # as in the vocabulary
+    words: tuple[str, ...] = ()  # as written in the vocabulary
     entities: tuple[Entity, ...] = ()
 
     def __bool__(self) -> bool:
@@ -53,14 +53,14 @@ class Ladder:
 
 
 def read_ladder(folder: Path, pieces: Sequence[str]) -> Ladder:
-    """Read the ladder of a folder; without the file only the first rung is on."""
+    """Read the ladder of a folder; without the file, only the first rung is active."""
     path = folder / LADDER_FILE
     if not path.exists():
         return Ladder()
     data = _read_json(path)
     if data.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path}: format is {str(data.get('format'))[:50]!r}; this version of cloze reads {FORMAT}"
+            f"{path}: format is {str(data.get('format'))[:50]!r}; this version of cloze supports {FORMAT}"
         )
     if unknown := sorted(set(data) - _KEYS):
         raise CheckpointError(f"{path}: {unknown[0][:50]!r} is not a setting of the ladder; it has {sorted(_KEYS)}")
@@ -69,7 +69,7 @@ def read_ladder(folder: Path, pieces: Sequence[str]) -> Ladder:
     if missing := [word for (word,) in words if word not in known]:
         raise CheckpointError(f"{path}: the added word {missing[0][:50]!r} is not in the vocabulary of its folder")
     if wrong := [word for (word,) in words if word in SPECIAL or word.startswith(CONTINUATION)]:
-        raise CheckpointError(f"{path}: {wrong[0][:50]!r} is not a word that can have been added; take it out")
+        raise CheckpointError(f"{path}: {wrong[0][:50]!r} cannot be an added word; remove it")
     return Ladder(
         characters=_read_flag(data, "characters", path),
         look_alikes=_read_flag(data, "look_alikes", path),
@@ -80,9 +80,9 @@ def read_ladder(folder: Path, pieces: Sequence[str]) -> Ladder:
 
 
 def write_ladder(folder: Path, ladder: Ladder) -> None:
-    """Write the ladder, one entry per line; write nothing if only the first rung is on."""
+    """Write the ladder, one entry per line; write no file if only the first rung is active."""
     if not ladder:
-        (folder / LADDER_FILE).unlink(missing_ok=True)  # left by an earlier tokenizer
+        (folder / LADDER_FILE).unlink(missing_ok=True)  # may exist from an earlier tokenizer
         return
     entities = [[entity.surface, entity.words, *([entity.kind] if entity.kind else [])] for entity in ladder.entities]
     values: dict[str, Any] = {
@@ -112,7 +112,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not JSON ({str(error)[:100]}); write it anew with 'cloze extend'") from None
+        raise CheckpointError(f"{path}: not JSON ({str(error)[:100]}); write it again with 'cloze extend'") from None
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: holds a {type(data).__name__}; expected an object with the ladder's settings")
     return data
@@ -126,7 +126,7 @@ def _read_flag(data: dict[str, Any], key: str, path: Path) -> bool:
 
 
 def _read_entries(data: dict[str, Any], key: str, width: int, path: Path) -> list[list[str]]:
-    """Read a list of entries of ``width`` non-empty strings; of width 3 the last is optional."""
+    """Read a list of entries of ``width`` non-empty strings; with width 3, the last string is optional."""
     entries = data.get(key, [])
     if not isinstance(entries, list):
         raise CheckpointError(f"{path}: {key} is a {type(entries).__name__}; expected a list")

@@ -1,8 +1,8 @@
-"""Phrase matching for rung 4, and for words of rung 3 that BERT splits into several (``il-6``).
+"""Phrase matching for entities (rung 4) and for added words that BERT splits into several (rung 3, ``il-6``).
 
-Phrases are sequences of ids that are replaced by other ids. Matching ids after normalisation makes phrases follow the
-tokenizer in letter case, accents and whitespace. A vectorised filter over all ids of a batch finds the few positions
-where a phrase may start. Phrases start and end at word boundaries; of several at one position the longest matches.
+A phrase is a sequence of ids that is replaced by other ids. Because ids are matched, phrases treat letter case, accents
+and whitespace like the tokenizer. A vectorised filter over all ids of a batch finds the few positions where a phrase
+may start. Phrases start and end at word boundaries; if several match at one position, the longest wins.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from cloze.text.encoding import Mark, Rung
 
-# The normalised words of a phrase whose ids are ambiguous because one is ``[UNK]``; None if the ids are unambiguous.
+# The normalised words of a phrase whose ids are ambiguous because one is ``[UNK]``; None for unambiguous ids.
 Words = tuple[str, ...] | None
 
 _Key = tuple[int, ...] | tuple[tuple[int, ...], Words]
-# Length of the prefix of a phrase, in ids, that the filter looks for.
+# Maximum length in ids of the phrase prefixes that the filter searches for.
 _PREFIX_LENGTH = 4
 # The 64-bit constant of Knuth's multiplicative hashing.
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -34,7 +34,7 @@ class Phrase(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A phrase found at tokens ``start`` to ``stop``, and its replacement."""
+    """A phrase found at the tokens in ``[start, stop)``, and its replacement."""
 
     start: int
     stop: int
@@ -43,10 +43,10 @@ class Match(NamedTuple):
 
 
 class PhraseMatcher:
-    """Match many phrases at once; ``longest`` is the length of the longest one in tokens.
+    """Matches many phrases at once; ``longest`` is the length of the longest phrase in tokens.
 
-    Phrases are stored as tuples of integers and strings, which the garbage collector does not track: tens of thousands
-    of objects would slow down every collection.
+    Phrases are stored as tuples of integers and strings, because the garbage collector does not track these. Tens of
+    thousands of tracked objects would slow down every collection.
     """
 
     def __init__(self, phrases: Iterable[Phrase]) -> None:
@@ -57,7 +57,7 @@ class PhraseMatcher:
         listed = list(phrases)
         for phrase in listed:
             key = phrase.ids if phrase.words is None else (phrase.ids, phrase.words)
-            if key in self._replacements:  # of equal phrases the first wins
+            if key in self._replacements:  # the first of equal phrases wins
                 continue
             kind = phrase.mark.rung, phrase.mark.kind
             kinds.setdefault(kind, phrase.mark)
@@ -76,9 +76,9 @@ class PhraseMatcher:
         return bool(self._replacements)
 
     def candidate_starts(self, batch: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return the positions in each text where a phrase may start; there are false positives, but no misses.
+        """Return the positions in each text where a phrase may start, with false positives but no false negatives.
 
-        Vectorised, because every id of every text passes through here.
+        Vectorised, because it processes every id of every text.
         """
         ids = np.fromiter(chain.from_iterable(batch), np.uint64)
         hits = np.zeros(len(ids), bool)
@@ -87,7 +87,7 @@ class PhraseMatcher:
                 hits[self._filter.candidates(hashes)] = True
         positions = np.flatnonzero(hits)
         ends = np.cumsum([len(text) for text in batch])
-        parts = np.split(positions, np.searchsorted(positions, ends))  # with an empty part after the last
+        parts = np.split(positions, np.searchsorted(positions, ends))  # has an additional empty part at the end
         return [(part - end + len(text)).tolist() for part, end, text in zip(parts, ends, batch, strict=False)]
 
     def find(
@@ -101,7 +101,7 @@ class PhraseMatcher:
 
         Args:
             ids: The ids of the text.
-            candidates: Positions to try, as from ``candidate_starts``.
+            candidates: Positions to try, from ``candidate_starts``.
             starts_word: Returns whether a word starts at a token.
             words_at: Returns the normalised words of a range of tokens.
         """
@@ -143,19 +143,22 @@ class _BloomFilter:
                 table[self._slots(hashes, number)] = True
 
     def candidates(self, hashes: NDArray[np.uint64]) -> NDArray[np.intp]:
-        """Return the positions whose hash may be that of a prefix."""
+        """Return the positions whose hash may belong to a prefix."""
         first, second = self._tables
         positions: NDArray[np.intp] = np.flatnonzero(first[self._slots(hashes, 0)])
         return np.compress(second[self._slots(hashes[positions], 1)], positions)
 
     def _slots(self, hashes: NDArray[np.uint64], number: int) -> NDArray[np.int64]:
-        """Return table indices, the highest bits of the hashes or the next ones, as int64 (fastest for NumPy)."""
+        """Return the table indices of hashes: their highest bits (table 0) or the next ones (table 1).
+
+        The type is int64, which is the fastest for NumPy.
+        """
         shifted = hashes << np.uint64(self._bits * number)
         return (shifted >> np.uint64(64 - self._bits)).view(np.int64)
 
 
 def _prefix_hashes(ids: NDArray[np.uint64]) -> Iterator[NDArray[np.uint64]]:
-    """Yield 64-bit hashes of all runs of 1 id, of 2, ... at every position; integer overflow is intended."""
+    """Yield 64-bit hashes of all runs of 1 id, 2 ids, ... at every position; integer overflow is intended."""
     hashes = np.zeros(len(ids), np.uint64)
     for length in range(1, _PREFIX_LENGTH + 1):
         hashes = hashes[: len(ids) - length + 1] + ids[length - 1 :] + np.uint64(length)

@@ -1,8 +1,8 @@
-"""WordPiece tokens -> tokens with out-of-vocabulary words resolved, by the ladder of ``text/oov/ladder.py``.
+"""Resolve out-of-vocabulary words in WordPiece tokens with the ladder of ``text/oov/ladder.py``.
 
-The tokenizer calls this after the WordPiece engine. Only words that need it are changed, so that all others cost
-nothing. To the engine, added words are ordinary entries, which it would also match at the beginning of longer words. A
-longer word is therefore split again without them, so that added words match as whole words only.
+The tokenizer calls this after the WordPiece engine. Only the words that need it are changed; all others cost nothing.
+For the engine, added words are ordinary entries, so it also matches them at the start of longer words. Such a longer
+word is therefore split again without added words, so that these match only as whole words.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ from cloze.text.vocabulary import CONTINUATION, UNKNOWN
 from cloze.text.wordpiece import build_engine, build_normalizer
 
 Item = TypeVar("Item")
-# The same few words come again and again.
+# Cache size: the same few words recur.
 _REMEMBERED = 50_000
 
 
 class Edit(NamedTuple):
-    """Tokens ``start`` to ``stop`` become others."""
+    """The replacement of the tokens in ``[start, stop)``."""
 
     start: int
     stop: int
@@ -35,7 +35,7 @@ class Edit(NamedTuple):
 
 
 class OOVResolver:
-    """Resolves out-of-vocabulary words by a folder's ladder; ``engine`` makes the tokens that it takes."""
+    """Resolves out-of-vocabulary words with the ladder of a folder, in tokens produced by its ``engine``."""
 
     def __init__(self, settings: TokenizerSettings, ids: Mapping[str, int]) -> None:
         ladder = settings.ladder
@@ -52,7 +52,7 @@ class OOVResolver:
         self._speller = Speller(self._base, build_normalizer(settings, chinese=False), base, singles, ladder)
         self._spells = ladder.characters or ladder.look_alikes or bool(singles)
         self._split_again = lru_cache(_REMEMBERED)(self._split)
-        self._phrases = PhraseMatcher(())  # phrases are read without each other
+        self._phrases = PhraseMatcher(())  # no phrases yet, so that phrases are not applied to each other
         several = [word for word in ladder.words if word not in singles]
         phrases = [
             *self._read_phrases(several, [(ids[word],) for word in several], [Mark("added")] * len(several)),
@@ -62,21 +62,21 @@ class OOVResolver:
         self._phrases = PhraseMatcher(phrases)
 
     def __reduce__(self) -> tuple[type["OOVResolver"], tuple[TokenizerSettings, Mapping[str, int]]]:
-        # Caches are not sent to other processes.
+        # Pickle only the arguments, without caches.
         return OOVResolver, self._arguments
 
     @property
     def reach(self) -> int:
-        """The tokens of the longest phrase: text farther away cannot change how a token is resolved."""
+        """The number of tokens of the longest phrase; text farther away cannot affect a token."""
         return self._phrases.longest
 
     def basic_words(self, text: str) -> tuple[str, ...]:
-        """Return the words of a text, normalised, before any of them is split into pieces."""
+        """Return the normalised words of a text, not yet split into pieces."""
         normalised = self._base.normalizer.normalize_str(text)
         return tuple(word for word, _ in self._base.pre_tokenizer.pre_tokenize_str(normalised))
 
     def resolve(self, texts: Sequence[str], tokens: Sequence[Pieces]) -> list[Pieces]:
-        """Resolve the engine's tokens of texts."""
+        """Resolve the tokens that the engine produced for texts."""
         spelled = [self._spell(text, pieces) for text, pieces in zip(texts, tokens, strict=True)]
         if not self._phrases:
             return spelled
@@ -87,7 +87,7 @@ class OOVResolver:
         ]
 
     def resolve_ids(self, batch: Sequence[list[int]]) -> list[list[int] | None]:
-        """Resolve ids without offsets; return None for texts that have to be read again with offsets."""
+        """Resolve ids without offsets; return None for texts that must be encoded again with offsets."""
         spelled = [self._spell_ids(ids) for ids in batch]
         if not self._phrases:
             return spelled
@@ -122,7 +122,7 @@ class OOVResolver:
         return _spliced(ids, [(match.start, match.stop, match.replacement) for match in found])
 
     def _spell_words(self, text: str, pieces: Pieces) -> Iterator[Edit]:
-        """Spell unknown words, and split words again that only begin with an added word."""
+        """Yield the edits that spell unknown words and split longer words that begin with an added word."""
         places = self._longer_words(pieces.ids)
         if self._spells and self._unknown in pieces.ids:
             places += [(place, place + 1) for place, number in enumerate(pieces.ids) if number == self._unknown]
@@ -133,7 +133,7 @@ class OOVResolver:
             yield Edit(start, stop, spelled.ids, offsets, spelled.mark)
 
     def _longer_words(self, ids: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the token ranges of words that begin with an added word and are longer."""
+        """Return the token ranges of words that begin with an added word but are longer."""
         if self.added.isdisjoint(ids):
             return []
         longer = []
@@ -155,7 +155,7 @@ class OOVResolver:
             if not replacement or self._unknown in replacement:
                 raise CheckpointError(
                     f"{LADDER_FILE}: the entity {entity.surface[:50]!r} stands for {entity.words[:50]!r}, "
-                    "which the vocabulary does not know; give words that it knows"
+                    "which is not in the vocabulary; use known words"
                 )
         marks = [Mark("entity", entity.kind) for entity in entities]
         return self._read_phrases([entity.surface for entity in entities], replacements, marks)
@@ -165,7 +165,9 @@ class OOVResolver:
     ) -> Iterator[Phrase]:
         for surface, pieces, replacement, mark in zip(surfaces, self._read(surfaces), replacements, marks, strict=True):
             if not pieces.ids:
-                raise CheckpointError(f"{LADDER_FILE}: {surface[:50]!r} has no word in it that a text could have")
+                raise CheckpointError(
+                    f"{LADDER_FILE}: {surface[:50]!r} consists of characters that the tokenizer removes; remove it"
+                )
             words = self.basic_words(surface) if self._unknown in pieces.ids else None
             yield Phrase(tuple(pieces.ids), replacement, mark, words)
 
@@ -175,12 +177,12 @@ class OOVResolver:
 
 
 def _stretch(pieces: Pieces, start: int, stop: int) -> tuple[int, int]:
-    """Return the characters that some tokens cover."""
+    """Return the character range of the tokens in ``[start, stop)``."""
     return pieces.offsets[start][0], pieces.offsets[stop - 1][1]
 
 
 def _replace(match: Match, pieces: Pieces) -> Edit:
-    """Put a phrase's replacement in its place: each token of it points to the whole phrase."""
+    """Return the edit for a matched phrase; each token of its replacement has the offsets of the whole phrase."""
     whole = _stretch(pieces, match.start, match.stop)
     return Edit(match.start, match.stop, match.replacement, [whole] * len(match.replacement), match.mark)
 
@@ -195,7 +197,7 @@ def _edited(pieces: Pieces, edits: Sequence[Edit]) -> Pieces:
 
 
 def _marks(edits: Sequence[Edit]) -> Iterator[tuple[int, int, Sequence[Mark | None]]]:
-    """Yield the marks of each edit; two words side by side are two, though the same thing was done to both."""
+    """Yield the marks of each edit; adjacent words get different marks, so that they stay separate words."""
     end, last = -1, None
     for edit in edits:
         mark = edit.mark
@@ -206,7 +208,7 @@ def _marks(edits: Sequence[Edit]) -> Iterator[tuple[int, int, Sequence[Mark | No
 
 
 def _spliced(items: list[Item], changes: Sequence[tuple[int, int, Sequence[Item]]]) -> list[Item]:
-    """Return the items with stretches of them replaced; the stretches are in order and do not overlap."""
+    """Return the items with some ranges replaced; the ranges are in order and do not overlap."""
     if not changes:
         return items
     result: list[Item] = []

@@ -1,10 +1,10 @@
 """Rungs 2 and 5: spell a word that would be ``[UNK]`` with known pieces and characters.
 
-WordPiece maps a whole word to ``[UNK]`` if one character cannot be matched, or if it has over 100 characters. Here the
-word keeps its longest matching pieces; where no continuation piece matches, a character stands alone; only characters
-unknown even so become ``[UNK]``. With rung 5, other forms of an unknown character are tried first: its entry in a given
-map, its compatibility form (full-width letters, circled numbers, ligatures), the form without accents, and the ASCII
-character that looks like it.
+WordPiece maps a whole word to ``[UNK]`` if one character cannot be matched, or if it has more than 100 characters. Here
+the word keeps its longest matching pieces. Where no continuation piece matches, a single character is used, and only
+unknown characters become ``[UNK]``. With rung 5, other forms of an unknown character are tried first: its entry in a
+given map, its compatibility form (full-width letters, circled numbers, ligatures), its form without accents, and a
+similar ASCII character.
 """
 
 import unicodedata
@@ -24,9 +24,9 @@ _ASCII_LOOK_ALIKES = str.maketrans(
     "\u2010\u2011\u2012\u2013\u2014\u2212\u223c\u2217\u2215\u2044\u2018\u2019\u201c\u201d\u2032\u2033\u00d7\u00b7\u2022",
     "------~*//''\"\"'\"x..",
 )
-# Longer words become one [UNK]: a text without spaces must not become a million tokens.
+# Longer words become one [UNK], so that a text without spaces does not become a million tokens.
 MAX_SPELLED_LENGTH = 1000
-# Unknown words repeat, so spellings are cached; long ones are not worth the memory.
+# Unknown words recur, so spellings are cached, except for long words, which would take too much memory.
 _CACHE_SIZE = 20_000
 _MAX_CACHED_LENGTH = 50
 
@@ -41,7 +41,7 @@ class Spelling:
 
 
 class Speller:
-    """Spell out-of-vocabulary words with one vocabulary."""
+    """Spells out-of-vocabulary words with a given vocabulary."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Speller:
         self._form = lru_cache(_CACHE_SIZE)(self._resolve_form)
 
     def spell(self, word: str) -> Spelling:
-        """Return the tokens of a word of the original text, using the rungs that are on."""
+        """Return the tokens of a word of the original text, using the active rungs."""
         return self._spell_cached(word) if len(word) <= _MAX_CACHED_LENGTH else self._spell(word)
 
     def _unknown_word(self, word: str) -> Spelling:
@@ -76,7 +76,7 @@ class Speller:
         if len(word) > MAX_SPELLED_LENGTH:
             return self._split(word) or self._unknown_word(word)
         normalised, spans, changed = self._normalise_word(word)
-        # WordPiece may split a word that starts with an added word.
+        # If the word starts with an added word, WordPiece may be able to split it.
         if normalised[:1] in self._added_starts and (split := self._split(word)):
             return split
         if (number := self._added.get(normalised)) is not None:
@@ -103,7 +103,7 @@ class Speller:
         """Normalise a word and replace unknown characters by look-alikes.
 
         Returns:
-            The normalised word, the original offsets of each character, and whether a look-alike was used.
+            The normalised word, the original span of each character, and whether a look-alike was used.
         """
         if word.isascii() and len(whole := self._normalised(word)) == len(word) and self._characters.issuperset(whole):
             return whole, [(place, place + 1) for place in range(len(word))], False
@@ -118,7 +118,7 @@ class Speller:
         return "".join(parts), spans, changed
 
     def _character_spans(self, word: str) -> Iterator[tuple[int, int]]:
-        """Yield the span of each character; of a letter with its accents if they have a look-alike together."""
+        """Yield the span of each character; a letter and its accents form one span if they share a look-alike."""
         for start, end in _accented_spans(word):
             if end - start > 1 and self._form(word[start:end])[1]:
                 yield start, end
@@ -126,7 +126,7 @@ class Speller:
                 yield from ((place, place + 1) for place in range(start, end))
 
     def _resolve_form(self, given: str) -> tuple[str, bool]:
-        """Return the form to use for a character (with its accents), and whether it is a look-alike."""
+        """Return the form to use for a character (and its accents), and whether it is a look-alike."""
         normalised = self._normalised(given)
         other = None if self._characters.issuperset(normalised) else self._look_alike(normalised)
         return other or normalised, other is not None
@@ -144,7 +144,7 @@ class Speller:
         return None
 
     def _tokens(self, normalised: str) -> Iterator[tuple[int, int, int]]:
-        """Yield ids with their spans: those of the engine, and the spelling of each word unknown to it."""
+        """Yield the engine's ids with their spans; words that it does not know are spelled out."""
         found = self._engine.encode(normalised, add_special_tokens=False)
         for number, (start, end) in zip(found.ids, found.offsets, strict=True):
             if number == self._unknown and self._ladder.characters:
@@ -178,7 +178,7 @@ class Speller:
 
 
 def _longest_by_start(ids: Iterable[str]) -> dict[str, int]:
-    """Return the length of the longest piece for each first character; continuations have the key ``##`` plus it."""
+    """Return the length of the longest piece by first character; the keys of continuations start with ``##``."""
     longest: dict[str, int] = {}
     for piece in ids:
         inside = piece.startswith(CONTINUATION) and len(piece) > len(CONTINUATION)
@@ -188,7 +188,7 @@ def _longest_by_start(ids: Iterable[str]) -> dict[str, int]:
 
 
 def _accented_spans(word: str) -> Iterator[tuple[int, int]]:
-    """Yield the span of each letter with the combining accents that follow it."""
+    """Yield the span of each letter together with the combining accents that follow it."""
     start = 0
     for place in range(1, len(word)):
         if not unicodedata.combining(word[place]):

@@ -1,13 +1,14 @@
 """``cloze distill``: knowledge distillation of a fine-tuned teacher into a smaller student.
 
-Training loop and run are those of fine-tuning. The rows must have the teacher's labels, and are encoded as the teacher
-encodes them. The student is saved as a model folder, with a report that compares size, speed and score of
-teacher and student.
+Driver, loop and run are those of fine-tuning. The rows must have the teacher's labels, and are encoded as the teacher
+encodes them. The student is saved as a model folder, with a report that compares the size, speed and score of teacher
+and student.
 """
 
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,12 @@ from cloze.tasks.in_memory import RowsInMemory, TableSource
 from cloze.tasks.kind import column_names
 from cloze.tasks.registry import TaskData, find_kind, find_task, read_task
 from cloze.tasks.rows import Source
-from cloze.train.distillation.objective import DistillBatches, DistillObjective, compares_attention
+from cloze.train.distillation.objective import (
+    DistillBatches,
+    DistillObjective,
+    compares_attention,
+    count_step_activations,
+)
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.distillation.students import make_student, read_unlabelled
 from cloze.train.driver import TrainingParts, run_training
@@ -42,7 +48,7 @@ from cloze.train.finetuning.objective import make_batches, report_unknown
 from cloze.train.finetuning.settings import ResolvedSettings
 from cloze.train.run import CURVES, Run, draw_curves
 
-# Dev rows and rounds of the speed measurement.
+# Number of dev rows and of rounds in the speed measurement.
 _ROWS, _ROUNDS = 256, 3
 _WEIGHTS = "model.safetensors"
 REPORT = "distillation.json"
@@ -60,20 +66,20 @@ def distill(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Distil a fine-tuned model into a smaller one; the same call resumes a run that was stopped.
+    """Distil a fine-tuned model into a smaller one; the same call resumes an unfinished run.
 
     Args:
         source: The task and its files.
         model: The fine-tuned teacher.
         out: The run's folder.
-        unlabelled: A file or data in memory with more texts, without labels, that the teacher labels.
-        settings: The student, the weights of the losses, and how to train.
-        device: Where to train.
-        fresh: Delete a run that is there.
-        progress: Where progress is reported.
+        unlabelled: A file or data in memory with additional texts, which the teacher labels.
+        settings: The student, the weights of the losses, and the training settings.
+        device: Where to train; by default an accelerator if there is one.
+        fresh: Delete an existing run and start over.
+        progress: Receives messages and progress.
 
     Returns:
-        The run's folder.
+        The run's folder, which contains the student and a report.
     """
     settings, progress = settings or DistillSettings(), progress or Silent()
     teacher = _load_teacher(model, source)
@@ -110,6 +116,7 @@ def distill(
         metric=data.metrics[0],
         score=lambda: evaluate_examples(student_model, data.kind, data.dev, data.metrics).metrics,
         finish=lambda run, used: _finish(run, teacher_model, student_model, student, data, used, recorded),
+        activations=partial(count_step_activations, student_model.bert.config, teacher_model.bert.config, settings),
     )
     return run_training(parts, out, fresh=fresh, progress=progress)
 
@@ -117,7 +124,7 @@ def distill(
 def _recorded(
     source: Source, model: str | Path, unlabelled: TableSource | None, data: TaskData, texts: LabelledTexts | None
 ) -> dict[str, Any]:
-    """Return the facts that a resumed run is compared by."""
+    """Return the facts that must be the same when the run is resumed."""
     return {
         "command": "distill",
         "model": str(Path(model)),
@@ -133,7 +140,7 @@ def _recorded(
 
 
 def _load_teacher(model: str | Path, source: Source) -> ModelFolder:
-    """Load the teacher with its adapter; LoRA is merged into its layers."""
+    """Load the teacher with its adapter; LoRA weights are merged into its layers."""
     kind = find_task(source.task).kind
     teacher = load_any(find_source(model))
     task = teacher.task
@@ -182,7 +189,7 @@ def _batches(
     if texts is not None:
         items += data.kind.items(texts, tokenizer, settings, progress)
         skipped = f"; {texts.skipped} bad ones were skipped" if texts.skipped else ""
-        progress.say(f"{len(texts)} rows without labels are read as well{skipped}")
+        progress.say(f"{len(texts)} rows without labels are used as well{skipped}")
     batches = make_batches(
         items, data.kind, tokenizer, settings, student.device, progress, similar_lengths=similar_lengths
     )
@@ -198,8 +205,8 @@ def _finish(
     settings: ResolvedSettings,
     recorded: Mapping[str, Any],
 ) -> None:
-    """Write scores, curves, the comparison and, last, the model, whose presence marks the run as finished."""
-    # The dropout of distillation is not the student's: further training starts with its teacher's.
+    """Write scores, curves, the comparison and, last, the model; a run with a model is finished."""
+    # Dropout during distillation is a training setting: the saved student gets the teacher's.
     usual = {name: getattr(teacher.bert.config, name) for name in ("dropout", "attention_dropout")}
     student.bert.config = replace(student.bert.config, **usual)
     if data.kind.fit_on_dev is not None:
@@ -208,7 +215,7 @@ def _finish(
     evaluation = evaluate_examples(student, data.kind, data.dev, data.metrics)
     write_report(evaluation, run.folder)
     draw_curves(run.metrics(), run.folder / CURVES)
-    # The comparison needs its size on disk.
+    # The comparison needs the student's size on disk.
     partial = run.folder / _PARTIAL
     card = (
         finetuning_card(contents, evaluation, settings.summary, data, recorded)
@@ -221,7 +228,7 @@ def _finish(
 
 
 def compare(teacher: Model, student: Model, folder: Path, data: TaskData, evaluation: Evaluation) -> dict[str, Any]:
-    """Compare teacher and student on the same dev rows; ``folder`` holds the saved student, evaluated before."""
+    """Compare teacher and student on the same dev rows; ``folder`` is the saved student, ``evaluation`` its scores."""
     teacher_evaluation, metric = evaluate_examples(teacher, data.kind, data.dev, data.metrics), data.metrics[0]
     scores, teacher_scores = evaluation.metrics, teacher_evaluation.metrics
     speeds = measure_speeds(teacher, student, data)
@@ -235,12 +242,12 @@ def compare(teacher: Model, student: Model, folder: Path, data: TaskData, evalua
 
 
 def share_kept(score: float, teacher_score: float) -> float | None:
-    """Return the student's score as a share of the teacher's, or None if that is not positive."""
+    """Return the student's score as a fraction of the teacher's; None if the teacher's is not positive."""
     return score / teacher_score if teacher_score > 0 else None
 
 
 def measure_speeds(teacher: Model, student: Model, data: TaskData) -> tuple[float, float]:
-    """Return rows per second of both; they take turns, so that other load on the machine affects both alike."""
+    """Return the rows per second of both models, measured in turns, so that other load affects both alike."""
     rows: Examples = data.dev.select(range(min(len(data.dev), _ROWS)))
     best = [float("inf"), float("inf")]
     for _ in range(_ROUNDS):
@@ -252,7 +259,7 @@ def measure_speeds(teacher: Model, student: Model, data: TaskData) -> tuple[floa
 
 
 def _describe(bert: Backbone, folder: Path | None, speed: float, scores: Mapping[str, float]) -> dict[str, Any]:
-    # The teacher's files may have any format and hold more than the model: count its float32 size.
+    # The teacher's files may be in any format and hold more than the model, so compute its size in float32.
     size = 4 * bert.parameter_count() if folder is None else (folder / _WEIGHTS).stat().st_size
     return {
         "layers": bert.config.layers,

@@ -1,4 +1,4 @@
-"""Distillation loss: distance from the labels and from the teacher's logits, hidden states and attention.
+"""Distillation loss: distance to the labels and to the teacher's logits, hidden states and attention.
 
 Logits are compared at a temperature (Hinton et al., 2015), hidden states and attention layer by layer (Sun et al.,
 2019, "Patient knowledge distillation"; Jiao et al., 2020, "TinyBERT").
@@ -8,13 +8,15 @@ Dimensions: B sequences, T tokens, H hidden size, A heads, L layers; N items.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloze.model import Backbone, EncoderOutput, HeadName
+from cloze.model import Backbone, BertConfig, EncoderOutput, HeadName
 from cloze.model.building_blocks import initialise
+from cloze.model.cost import count_activations
 from cloze.model.losses import task_logits, task_loss
 from cloze.options import IGNORED
 from cloze.train.distillation.settings import DistillSettings
@@ -23,6 +25,7 @@ from cloze.train.loop import ObjectiveOutput
 
 # Lower bound of attention weights: they are exactly 0 at padding, which has no logarithm.
 _MIN_ATTENTION = 1e-9
+_FLOAT = 4  # bytes
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class DistillBatch:
 
     @property
     def predicted(self) -> Tensor:
-        """True where the model predicts, with a label or without; in the shape of the targets."""
+        """True at the targets that the model predicts, with or without a label; has the shape of the targets."""
         targets = self.task.targets
         # One label per token, or start and end of an answer. Other targets are predicted for unlabelled items too.
         if targets.ndim == 2 and not targets.is_floating_point():
@@ -55,7 +58,7 @@ class DistillBatch:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """The numbers of targets, predictions and tokens that the losses are averaged over."""
+        """The numbers of targets, predictions and tokens over which the losses are averaged."""
         return {
             "targets": count_targets(self.task.targets[self.labelled]),
             "predicted": int(self.predicted.sum()),
@@ -69,7 +72,7 @@ class DistillBatch:
 
 
 class DistillBatches:
-    """The batches of a task, for a student."""
+    """The batches of a task for distillation."""
 
     def __init__(self, batches: TaskBatches) -> None:
         self._batches = batches
@@ -91,7 +94,7 @@ class DistillObjective(nn.Module):
     def __init__(self, student: Backbone, teacher: Backbone, head: HeadName, settings: DistillSettings) -> None:
         super().__init__()
         self.model, self.head, self.settings = student, head, settings
-        # A tuple hides the teacher from PyTorch: it is neither trained nor part of a checkpoint.
+        # The tuple hides the teacher from PyTorch, so that it is neither trained nor saved in checkpoints.
         self._teacher = (teacher.eval(),)
         self._states = settings.states_weight > 0
         self._attention = compares_attention(student, teacher, settings)
@@ -100,7 +103,7 @@ class DistillObjective(nn.Module):
         self.to_teacher = nn.Linear(*widths) if self._states and widths[0] != widths[1] else None
         if self.to_teacher is not None:
             generator = torch.Generator().manual_seed(settings.seed)
-            # This standard deviation keeps the scale of the states.
+            # With this standard deviation, the mapped states have the scale of the originals.
             initialise(self.to_teacher, widths[0] ** -0.5, generator)
 
     def forward(self, batch: DistillBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
@@ -127,7 +130,7 @@ class DistillObjective(nn.Module):
         return ObjectiveOutput(torch.stack(weighted).sum(), {f"{name}_loss": loss for name, loss in losses.items()})
 
     def _run(self, model: Backbone, task: TaskBatch) -> tuple[Tensor, EncoderOutput]:
-        """Return the logits, and the hidden states and attention where they are compared."""
+        """Return the logits and the encoder's output, with hidden states and attention if they are compared."""
         inputs, reader = task.inputs, model.reader
         output: EncoderOutput = model.encoder(
             inputs.ids,
@@ -136,7 +139,7 @@ class DistillObjective(nn.Module):
             keep_states=self._states or (reader is not None and reader.needs_states),
             keep_attentions=self._attention,
         )
-        # A teacher may read frozen states: those that are compared are the very ones that it reads.
+        # The head of a teacher may be on frozen states; the states that are compared are the ones it uses.
         read = output.last if reader is None else reader.read(reader.choose(output), inputs.real)
         return task_logits(model, self.head, read, task.sizes, inputs.real), output
 
@@ -161,6 +164,40 @@ class DistillObjective(nn.Module):
         return total / len(self._teacher_layers)
 
 
+def count_step_activations(
+    student: BertConfig, teacher: BertConfig, settings: DistillSettings, batch: int, length: int
+) -> int:
+    """Return the peak bytes of a step's activations: the student's, the teacher's, and those of the comparisons.
+
+    The teacher needs no gradients: it holds one layer, and the states and attention that are compared.
+    """
+    tokens = batch * length
+    square = _FLOAT * batch * length * length
+    attention = settings.attention_weight > 0 and student.heads == teacher.heads
+    widest = max(2 * _FLOAT * tokens * teacher.feedforward_size, 2 * square * teacher.heads)
+    teacher_layer = 5 * _FLOAT * tokens * teacher.hidden_size + widest
+    shown = compared = 0
+    if settings.states_weight > 0:
+        shown += _FLOAT * tokens * teacher.hidden_size * (teacher.layers + 1)
+        # The teacher's states and the student's, and these before they are mapped to the teacher's width.
+        mapped = student.hidden_size if student.hidden_size != teacher.hidden_size else 0
+        compared += student.layers * _FLOAT * tokens * (2 * teacher.hidden_size + mapped)
+    if attention:
+        shown += square * teacher.heads * teacher.layers
+        # Both distributions, the clamped one of the student, and the difference of logarithms; in the backward pass,
+        # three gradients.
+        compared += (4 * student.layers + 3) * square * teacher.heads
+    beside = shown + max(teacher_layer, compared)
+    # No heads: every state of the last layer may be compared.
+    count = partial(count_activations, student, (), batch, length, explicit=attention or student.attention_dropout > 0)
+    if not settings.checkpointing:
+        return count() + beside
+    between = _FLOAT * tokens * student.hidden_size * (student.layers + 2)
+    return max(
+        count(checkpointing=True), between + (square * student.heads * student.layers if attention else 0) + beside
+    )
+
+
 def compares_attention(student: Backbone, teacher: Backbone, settings: DistillSettings) -> bool:
     """Return whether attention is compared, which needs the same number of heads in both models."""
     return settings.attention_weight > 0 and student.config.heads == teacher.config.heads
@@ -172,9 +209,10 @@ def match_layers(student: int, teacher: int) -> list[int]:
 
 
 def logits_loss(logits: Tensor, teacher_logits: Tensor, batch: DistillBatch, total: int, temperature: float) -> Tensor:
-    """Return a part's share of the distance between the logits, in a batch with ``total`` predictions.
+    """Return a part's share of the distance between the logits, for a batch with ``total`` predictions.
 
-    The square of the temperature compensates for gradients that shrink with it (Hinton et al., 2015, section 2).
+    Gradients shrink with the square of the temperature, so the loss is multiplied by it (Hinton et al., 2015, section
+    2).
     """
     targets, predicted = batch.task.targets, batch.predicted
     logits, teacher_logits = logits.float(), teacher_logits.float()

@@ -1,6 +1,6 @@
-"""What ``cloze distill`` can be told. Light to import: the command line reads it.
+"""Settings of ``cloze distill``.
 
-The text under a field is its help on the command line.
+Imports nothing heavy, because the command line loads it for ``--help``. The docstring of a field is its flag's help.
 """
 
 from dataclasses import dataclass
@@ -16,54 +16,65 @@ WEIGHTS = ("labels_weight", "logits_weight", "states_weight", "attention_weight"
 
 @dataclass(frozen=True)
 class DistillSettings:
-    """Who the student is, what it takes from its teacher, and how long it learns."""
+    """Settings of ``cloze distill`` and ``cloze.distill``: the student, the weights of the losses, and the training.
+
+    Each attribute's docstring describes it, and is also the help text of its flag.
+
+    Raises:
+        ConfigError: If a value is out of range or two settings contradict each other.
+
+    Example:
+        >>> settings = cloze.DistillSettings(layers=2, epochs=3)
+        >>> settings.temperature
+        2.0
+    """
 
     layers: int | None = None
-    """Layers of the student, which are the teacher's own to start with; half of them if left out."""
+    """Number of layers of the student, which are initialized from the teacher; by default, half of its layers."""
     take: Take | None = None
-    """Which of the teacher's layers those are: the first, or alternate ones up to the last, as if left out."""
+    """The teacher's layers that initialize the student: the first ones, or alternate ones (the default)."""
     preset: str | None = None
-    """A new student of this size instead: tiny, mini, small, medium, base or large."""
+    """Size of a new, randomly initialized student instead: tiny, mini, small, medium, base or large."""
     student: str | None = None
-    """Another model with the same vocabulary as student instead: a folder, a run, or a hub name."""
+    """Another model as the student instead, with the same vocabulary: a folder, a run or a hub name."""
     labels_weight: float = 0.5
-    """How much the labels of the rows count."""
+    """Weight of the loss on the labels of the rows."""
     logits_weight: float = 1.0
-    """How much the teacher's answers count."""
+    """Weight of the loss on the teacher's logits."""
     states_weight: float = 1.0
-    """How much the states of the teacher's layers count."""
+    """Weight of the loss on the hidden states of the teacher's layers."""
     attention_weight: float = 1.0
-    """How much the teacher's attention counts; nothing where the student has another number of heads."""
+    """Weight of the loss on the teacher's attention; not used if the student has another number of heads."""
     temperature: float = 2.0
-    """What both answers are divided by before they are compared: more shows more of what the teacher thinks second."""
+    """Temperature of the teacher's and the student's logits; higher values give more weight to unlikely labels."""
     epochs: int = 6
-    """Passes over the rows."""
+    """Passes over the training rows."""
     batch_size: int = 32
-    """Rows an update."""
+    """Batch size: rows per optimizer step."""
     accumulate: int = 1
-    """Gradient-accumulation steps: more of them need less memory and give the same result."""
+    """Gradient-accumulation steps per batch; more steps need less memory and give the same result."""
     stride: int = 128
-    """To answer: tokens from one window of a long context to the next; half of a window's room if that is less."""
+    """For answer: tokens between the starts of two windows of a long context; at most half a window."""
     learning_rate: float = 1e-4
     """Peak learning rate."""
     warmup: float = 0.1
-    """Share of the steps over which the rate rises."""
+    """Fraction of the steps over which the learning rate warms up."""
     weight_decay: float = 0.01
-    """Decay of matrices and embeddings; biases and LayerNorm have none."""
+    """Weight decay of matrices and embeddings; biases and LayerNorm are not decayed."""
     dropout: float = 0.0
-    """Of hidden states and attention; none if left out: what the teacher shows is to be followed exactly."""
+    """Dropout probability of hidden states and attention; 0 by default, because the student imitates the teacher."""
     checkpointing: bool = False
-    """Gradient checkpointing: recompute the student's activations in the backward pass, to need less memory."""
+    """Gradient checkpointing: recompute the student's activations in the backward pass to save memory."""
     save_every: int = 500
     """Steps between checkpoints."""
     seed: int = 0
-    """What is new in the student, order and dropout all follow from it."""
+    """Random seed of new weights, the order of the rows and dropout."""
 
     def __post_init__(self) -> None:
         check_types(self)
         chosen = [name for name in ("layers", "preset", "student") if getattr(self, name) is not None]
         if len(chosen) > 1:
-            raise ConfigError(f"{' and '.join(chosen)} exclude each other; each says who the student is: choose one")
+            raise ConfigError(f"{' and '.join(chosen)} exclude each other; each defines the student: choose one")
         if self.take is not None and chosen in (["preset"], ["student"]):
             raise ConfigError(f"take is {self.take!r}, but a {chosen[0]} takes no layers of the teacher; leave one out")
         if self.layers is not None and self.layers < 1:
@@ -78,7 +89,7 @@ class DistillSettings:
         self.training(SHORTEST, "cut", context=False)
 
     def training(self, length: int, long_texts: LongTexts, *, context: bool) -> ResolvedSettings:
-        """The same training as that of any model, of texts as the teacher reads them."""
+        """Return the settings of the training; texts are encoded as the teacher encodes them."""
         return ResolvedSettings(
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -92,7 +103,7 @@ class DistillSettings:
             warmup=self.warmup,
             weight_decay=self.weight_decay,
             dropout=self.dropout,
-            precision="fp32",  # states and attention are compared by what bfloat16 rounds off
+            precision="fp32",  # bfloat16 would round off the differences in states and attention that are compared
             save_every=self.save_every,
             seed=self.seed,
         )

@@ -1,6 +1,6 @@
-"""Who learns from a teacher: some of its own layers, a new model, or another one that knows the same words.
+"""The student to distil into: some layers of the teacher, a new model, or another model with the same vocabulary.
 
-Rows without labels, which a student can still learn from: its teacher answers them.
+Also reads rows without labels, which the teacher labels for the student.
 """
 
 import re
@@ -28,7 +28,7 @@ _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
 
 def make_student(teacher: ModelFolder, settings: DistillSettings) -> Backbone:
-    """A student with the head of its teacher's task, and no other."""
+    """Return a student whose only head is that of the teacher's task."""
     assert teacher.task is not None
     head = head_of(teacher.task.kind)
     if settings.student is not None:
@@ -55,7 +55,7 @@ def make_student(teacher: ModelFolder, settings: DistillSettings) -> Backbone:
     chosen = layers_to_take(config.layers, layers, settings.take or "alternate")
     if teacher.model.reader is None:
         return with_layers(teacher.model, chosen, head, settings.dropout)
-    # Its head reads what the reader makes of the states, which has another width, and has never seen a pooler.
+    # The teacher's head is on frozen states, which have another width and bypass the pooler: a new head is needed.
     headless = with_layers(teacher.model, chosen, None, settings.dropout)
     pooling: HeadPooling = "mean" if headless.pooler is None else "cls"
     labels, seed = teacher.model.labels, settings.seed
@@ -63,7 +63,7 @@ def make_student(teacher: ModelFolder, settings: DistillSettings) -> Backbone:
 
 
 def layers_to_take(teacher: int, student: int, take: Take) -> list[int]:
-    """The layers of a teacher that a student starts from, counted from 0."""
+    """Return the teacher layers that the student starts from, counted from 0."""
     if take == "first":
         return list(range(student))
     return [(number + 1) * teacher // student - 1 for number in range(student)]
@@ -72,7 +72,7 @@ def layers_to_take(teacher: int, student: int, take: Take) -> list[int]:
 def with_layers(
     model: Backbone, layers: Sequence[int], head: HeadName | None, dropout: float | None = None
 ) -> Backbone:
-    """A model of some of the layers of another, with its embeddings, its pooler and one of its heads, or none."""
+    """Return a model with some layers of another, its embeddings, its pooler, and at most one of its heads."""
     config = _with_dropout(replace(model.config, layers=len(layers), head_pooling=model.pooling), dropout)
     smaller = Bert(config, () if head is None else (head,), labels=model.labels, pooler=model.pooler is not None)
     places = {str(old): new for new, old in enumerate(layers)}
@@ -88,19 +88,19 @@ def with_layers(
 
 
 def _from_folder(teacher: ModelFolder, name: str, settings: DistillSettings) -> Backbone:
-    """Another model, with a new head unless it has that of the very same task."""
+    """Load another model as student, with a new head unless it was fine-tuned on the same task and labels."""
     found = load_folder(find_source(name))
-    if not _read_alike(teacher.tokenizer, found.tokenizer):
+    if not _tokenize_alike(teacher.tokenizer, found.tokenizer):
         raise ConfigError(
             f"{name}: has another vocabulary than the teacher ({found.tokenizer.size} pieces and "
-            f"{teacher.tokenizer.size}), or reads texts otherwise; choose a student with the teacher's"
+            f"{teacher.tokenizer.size}), or tokenizes texts differently; choose a student with the teacher's vocabulary"
         )
     length, config = teacher.tokenizer.max_length, found.model.config
     if config.positions < length:
-        raise ConfigError(f"{name}: reads at most {config.positions} tokens, but the teacher reads {length}")
+        raise ConfigError(f"{name}: accepts at most {config.positions} tokens, but the teacher accepts {length}")
     if config.segments < teacher.model.config.segments:
         raise ConfigError(
-            f"{name}: tells {config.segments} segments apart, but the teacher {teacher.model.config.segments}"
+            f"{name}: supports {config.segments} segments, but the teacher {teacher.model.config.segments}"
         )
     assert teacher.task is not None
     same = found.task is not None and (found.task.kind, found.task.names) == (teacher.task.kind, teacher.task.names)
@@ -117,19 +117,19 @@ def _from_folder(teacher: ModelFolder, name: str, settings: DistillSettings) -> 
 
 
 def _new_pooling(teacher: ModelFolder, student: ModelFolder) -> HeadPooling:
-    """What a new head of the student reads: as suits the student, but pairs are read as the teacher reads them."""
+    """Return the pooling of a new head: as suits the student, but pairs are separate if the teacher separates them."""
     return "separate" if teacher.model.pooling == "separate" else usual_pooling(student)
 
 
-def _read_alike(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether two tokenizers make the same ids of every text; how many at the most is another matter."""
+def _tokenize_alike(one: Tokenizer, other: Tokenizer) -> bool:
+    """Return whether two tokenizers produce the same ids for every text, apart from truncation."""
 
-    def words(tokenizer: Tokenizer) -> TokenizerSettings:
-        said = tokenizer.settings
-        accents = said.lowercase if said.strip_accents is None else said.strip_accents
-        return replace(said, max_length=1, segments=1, strip_accents=accents)
+    def comparable(tokenizer: Tokenizer) -> TokenizerSettings:
+        settings = tokenizer.settings
+        accents = settings.lowercase if settings.strip_accents is None else settings.strip_accents
+        return replace(settings, max_length=1, segments=1, strip_accents=accents)
 
-    return words(one) == words(other)
+    return comparable(one) == comparable(other)
 
 
 def _with_dropout(config: BertConfig, dropout: float | None) -> BertConfig:
@@ -137,7 +137,7 @@ def _with_dropout(config: BertConfig, dropout: float | None) -> BertConfig:
 
 
 def read_unlabelled(path: TableSource, source: Source, data: TaskData) -> LabelledTexts:
-    """Read a text a line, or a table by the columns of the training rows; each target says that there is none."""
+    """Read one text per line, or a table with the columns of the training rows; every target is marked as missing."""
     if not isinstance(data.train, LabelledTexts):
         raise ConfigError(
             f"{path}: rows without labels are for labels and numbers of texts; this task is to {data.kind}"
@@ -154,7 +154,7 @@ def read_unlabelled(path: TableSource, source: Source, data: TaskData) -> Labell
 def _read(path: TableSource, source: Source, *, paired: bool) -> LabelledTexts:
     if not isinstance(path, Path) or is_table(path):
         published = find_published(source.task)
-        columns = source if published is None else published  # whose files have columns of their own
+        columns = source if published is None else published  # published tasks have columns of their own
         pair = columns.pair if paired else None
         rows = read_rows(path, text=columns.text, pair=pair, on_bad_row=source.on_bad_row or "stop")
         found = list(rows)
@@ -162,5 +162,5 @@ def _read(path: TableSource, source: Source, *, paired: bool) -> LabelledTexts:
         return LabelledTexts([row.text for row in found], pairs, None, [row.place for row in found], rows.skipped)
     numbered = [(number, line) for number, line in enumerate(read_lines(path), start=1) if line.strip()]
     if not numbered:
-        raise DataError(f"{path} has no text in it; expected a text a line")
+        raise DataError(f"{path} has no text in it; expected one text per line")
     return LabelledTexts([line for _, line in numbered], None, None, [f"{path}:{number}" for number, _ in numbered])

@@ -1,1 +1,1 @@
-"""Fine-tuning on tasks, with search, augmentation and domain adaptation."""
+"""Fine-tuning on tasks, with hyperparameter search, augmentation and domain adaptation."""

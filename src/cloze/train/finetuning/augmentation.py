@@ -1,10 +1,10 @@
-"""Data augmentation: changed copies of training rows, with their labels, where rows are few.
+"""Data augmentation for small training sets: changed copies of training rows, with the same labels.
 
-Contextual augmentation (Kobayashi, 2018; Wu et al., 2019) masks some words of a text and draws replacements from the
-predictions of the model's masked-word head. The edits of ``tasks/text_edits.py`` replace words by synonyms, which are
-read from a file or taken from the nearest neighbours in the model's token embeddings.
+Contextual augmentation (Kobayashi, 2018; Wu et al., 2019) masks some words of a text and samples replacements from the
+predictions of the model's masked-word head. The edits of ``tasks/text_edits.py`` include replacement by synonyms, which
+are read from a file or taken from the nearest neighbours among the model's token embeddings.
 
-The copies depend on the rows, the seed and the model only, so that a resumed run sees the same rows. Dev rows are never
+The copies depend only on the rows, the seed and the model, so that a resumed run has the same rows. Dev rows are never
 changed.
 
 Dimensions: V vocabulary, H hidden size, M masked words.
@@ -32,18 +32,18 @@ from cloze.text.encoding import Word
 from cloze.text.vocabulary import CONTINUATION
 from cloze.train.finetuning.settings import FinetuneSettings
 
-# Replacements are drawn from this many most likely pieces.
+# Replacements are sampled from this many most likely pieces.
 _TOP_K = 10
 # Synonyms of a word: at most this many nearest neighbours, with at least this cosine similarity.
 _NEIGHBOURS, _MIN_COSINE = 5, 0.3
 _WORDS_PER_PRODUCT = 512  # words per matrix product, which bounds its memory
-_STREAM = 1  # separates these random numbers from those of order and dropout, which start from the same seed
+_STREAM = 1  # separates these random numbers from those of order and dropout, which have the same seed
 
 Proposals = tuple[list[int], list[float]]  # piece ids and their probabilities
 
 
 def check_augment(data: TaskData, base: ModelFolder, name: str, settings: FinetuneSettings) -> None:
-    """Check the augmentation settings against the task and the model."""
+    """Check that the augmentation settings fit the task and the model."""
     if settings.augment == "none":
         return
     assert isinstance(data.train, LabelledTexts), "check_kind rejects other kinds"
@@ -107,7 +107,7 @@ def _edited_copies(
 
 
 def _concatenate(rows: LabelledTexts, copies: Sequence[tuple[int, tuple[str, ...]]]) -> LabelledTexts:
-    """Append the copies, each with the target and the place of its row."""
+    """Append the copies, each with the target and the place of its original row."""
     assert rows.targets is not None, "training rows have labels"
     sources = [row for row, _ in copies]
     return LabelledTexts(
@@ -120,7 +120,7 @@ def _concatenate(rows: LabelledTexts, copies: Sequence[tuple[int, tuple[str, ...
 
 
 class ContextualAugmenter:
-    """Replaces words of texts by predictions of a model's masked-word head."""
+    """Replaces words of texts with predictions of a model's masked-word head."""
 
     def __init__(self, model: Model, share: float = SHARE) -> None:
         if "mlm" not in model.heads:
@@ -132,7 +132,7 @@ class ContextualAugmenter:
     def replace(
         self, texts: Sequence[tuple[str, ...]], generators: Sequence[np.random.Generator]
     ) -> list[tuple[str, ...] | None]:
-        """Return a changed copy of each row of one or two texts, or None if it has no word to replace.
+        """Return a changed copy of each row of one or two texts, or None for a row without a word to replace.
 
         Args:
             texts: The rows.
@@ -150,7 +150,7 @@ class ContextualAugmenter:
         return [self._fill(row, words, proposed, generator) for row, words, proposed, generator in rows]
 
     def _choose_words(self, words: Sequence[Word], generator: np.random.Generator) -> list[Word]:
-        """Choose the words to mask, in text order; never punctuation."""
+        """Choose the words to mask, in text order; punctuation is never chosen."""
         candidates = [word for word in words if any(map(str.isalnum, word.text))]
         if not candidates:
             return []
@@ -159,7 +159,7 @@ class ContextualAugmenter:
 
     @torch.inference_mode()
     def _propose(self, batch: Batch) -> list[list[Proposals]]:
-        """Return the most likely pieces at each masked word: one more than needed, as the word itself may be one."""
+        """Return the most likely pieces at each masked word: one more than needed, since the word itself may be one."""
         bert, mask_id = self._model.bert, self._model.tokenizer.mask_id
         last = bert.encode(batch.ids, batch.segments, batch.mask).last
         proposals = []
@@ -178,7 +178,7 @@ class ContextualAugmenter:
         generator: np.random.Generator,
     ) -> tuple[str, ...] | None:
         texts = list(row)
-        # From the end, so that the offsets of earlier words stay valid.
+        # From the end, so that the offsets of the words before remain valid.
         for word, proposals in reversed(list(zip(words, proposed, strict=True))):
             replacement = self._draw(word, proposals, generator)
             text = texts[word.source]
@@ -186,7 +186,7 @@ class ContextualAugmenter:
         return tuple(texts) if words else None
 
     def _draw(self, word: Word, proposals: Proposals, generator: np.random.Generator) -> str:
-        """Draw one of the most likely pieces by its probability; never the word itself."""
+        """Sample one of the most likely pieces by probability, excluding the word itself."""
         pieces = [(self._model.tokenizer.piece(number), weight) for number, weight in zip(*proposals, strict=True)]
         others = [(piece, weight) for piece, weight in pieces if piece.lower() != word.text.lower()][:_TOP_K]
         weights = np.array([weight for _, weight in others])
@@ -194,12 +194,12 @@ class ContextualAugmenter:
 
 
 def whole_word_pieces(tokenizer: Tokenizer) -> NDArray[np.bool_]:
-    """Return which pieces are whole words, (V,): not special or unused tokens, continuations or punctuation."""
+    """Return which pieces are whole words, (V,): no special or unused tokens, continuations or punctuation."""
     return np.array([piece.isalnum() and not piece.startswith(CONTINUATION) for piece in tokenizer.pieces])
 
 
 def _mask_words(encoding: Encoding, words: Sequence[Word], tokenizer: Tokenizer) -> Encoding:
-    """Replace each of these words by one [MASK], however many pieces it has."""
+    """Replace each of these words with a single [MASK], whatever its number of pieces."""
     starts = {word.first for word in words}
     continuations = {word.first + offset for word in words for offset in range(1, len(word.ids))}
     kept = [index for index in range(len(encoding.ids)) if index not in continuations]
@@ -214,7 +214,7 @@ def _mask_words(encoding: Encoding, words: Sequence[Word], tokenizer: Tokenizer)
 
 @torch.inference_mode()
 def nearest_words(model: Model, words: Iterable[str]) -> dict[str, list[str]]:
-    """Return, for each word that is a single piece, its nearest neighbours among the model's token embeddings."""
+    """Return the nearest neighbours, among the token embeddings, of each word that is a single piece."""
     tokenizer = model.tokenizer
     whole_words = np.flatnonzero(whole_word_pieces(tokenizer))
     allowed = set(whole_words.tolist())

@@ -1,10 +1,10 @@
-"""``cloze finetune correction``: texts with mistakes and the same without, for a model that is to correct.
+"""``cloze finetune correction``: train a model on texts with mistakes and their corrections.
 
-The text as it stands is read, and the head of pre-training is asked at every word that is one token what should stand
-there: most often what does. This is ``correction`` masking with mistakes that people made. The loop and the run are
-those of fine-tuning.
+The model encodes the text with its mistakes, unmasked. At every word that is a single token, the masked-word head
+predicts the correct word, which is usually the one that is there. This is ``correction`` masking with mistakes made by
+people. Loop and run are those of fine-tuning.
 
-Dimensions: B texts of a batch, T tokens, M tokens that are asked about, V vocabulary.
+Dimensions: B texts of a batch, T tokens, M tokens with a target, V vocabulary.
 """
 
 from collections.abc import Mapping
@@ -38,32 +38,32 @@ from cloze.train.finetuning.trainable import check_label_free_settings, check_le
 from cloze.train.loop import ObjectiveOutput
 from cloze.train.run import Run
 
-# A share of rows without a mistake that is too small to tell how often a model raises a false alarm.
+# With a smaller share of correct dev rows, the rate of false alarms cannot be estimated.
 _FEW_RIGHT = 0.2
 _WHOLE = 1_000_000  # tokens, more than any row has
 
 
 class CorrectionObjective(nn.Module):
-    """Cross-entropy of what should stand at each token that is asked about."""
+    """Cross-entropy of the correct word at each token with a target."""
 
     def __init__(self, model: Backbone) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
-        """This part's share of the loss of a batch."""
+        """Return this part's share of the loss of a batch."""
         inputs, targets = batch.inputs, batch.targets.flatten()
         positions = targets.ne(IGNORED).nonzero().flatten()  # (M,)
         last = self.model(inputs.ids, inputs.segments, inputs.mask, positions).last
         logits = masked_word_logits(self.model, last, positions).float()  # (M, V)
-        asked, share = targets[positions], max(1, totals["targets"])
-        right = logits.detach().argmax(-1).eq(asked).sum()
-        return ObjectiveOutput(masked_word_loss(logits, asked, share), {"accuracy": right / share})
+        selected, total = targets[positions], max(1, totals["targets"])
+        right = logits.detach().argmax(-1).eq(selected).sum()
+        return ObjectiveOutput(masked_word_loss(logits, selected, total), {"accuracy": right / total})
 
 
 @dataclass(frozen=True)
 class CorrectionData:
-    """Rows to train on, and rows to choose the threshold on and to score."""
+    """Training rows, and dev rows for the threshold and the scores."""
 
     train: Corrections
     dev: Corrections
@@ -79,7 +79,7 @@ def finetune_correction(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Train on a table, or on a folder of SIGHAN's; return the run's folder. The same call goes on."""
+    """Train on a table or on a folder with SIGHAN's files; return the run's folder. The same call resumes it."""
     given, progress = settings or FinetuneSettings(), progress or Silent()
     check_label_free_settings(given, CORRECTION.name)
     data = read_correction_data(source, progress)
@@ -108,7 +108,7 @@ def finetune_correction(
 
 
 def read_correction_data(source: Source, progress: Progress) -> CorrectionData:
-    """Rows to train on and others to score on; of these some without a mistake, since most texts have none."""
+    """Read training and dev rows; some dev rows are made correct if almost none are, because most texts are."""
     source_column, target_column = correction_columns(source.text, source.label)
     read = partial(
         read_corrections,
@@ -119,78 +119,80 @@ def read_correction_data(source: Source, progress: Progress) -> CorrectionData:
     )
     train = read(source.data, training=True)
     if train.right == len(train):
-        raise DataError(f"{source.data}: no row has a mistake; expected texts with mistakes, and the same without")
+        raise DataError(f"{source.data}: no row has a mistake; expected texts with mistakes and their corrections")
     if train.skipped:
         progress.say(f"{train.skipped} bad training rows were skipped")
     if source.dev is not None:
         dev = read(source.dev)
     else:
         train, dev = split_dev(train)
-        progress.say(f"no {format_option('dev')} file: {len(dev)} of the training rows, a tenth, are kept for scoring")
+        progress.say(f"no {format_option('dev')} file: {len(dev)} of the training rows, a tenth, are held out")
     if dev.right < _FEW_RIGHT * len(dev):
-        dev = _every_other_put_right(dev)
-        progress.say("hardly a dev row is without a mistake: every other one is put right, to count false alarms")
+        dev = _correct_every_other(dev)
+        progress.say("almost every dev row has a mistake: every other row is corrected, to count false alarms")
     return CorrectionData(train, dev)
 
 
-def _every_other_put_right(rows: Corrections) -> Corrections:
+def _correct_every_other(rows: Corrections) -> Corrections:
     both = zip(rows.sources, rows.targets, strict=True)
     return replace(rows, sources=[source if number % 2 else target for number, (source, target) in enumerate(both)])
 
 
 def correction_items(rows: Corrections, tokenizer: Tokenizer, progress: Progress) -> list[Item]:
-    """Texts as they stand, with what should stand at each word that is one token; nothing is asked elsewhere."""
+    """Return the texts with the correct word as target at each word that is a single token, and no target elsewhere."""
     items = []
     read = tokenizer.encode_batch(rows.sources)
-    # Words are counted in whole texts: cut ones, in other pieces before and after, end at different words.
+    # Words are compared in whole texts: truncated ones may end at different words, as their pieces differ.
     sources, targets = (tokenizer.encode_batch(texts, max_length=_WHOLE) for texts in (rows.sources, rows.targets))
     for number, (given, whole, wanted) in enumerate(zip(read, sources, targets, strict=True)):
         before, after = tokenizer.words(whole, rows.sources[number]), tokenizer.words(wanted, rows.targets[number])
-        if len(before) != len(after):  # a word too many, or too few: nothing says which belongs to which
+        if len(before) != len(after):  # a missing or an extra word: the words cannot be aligned
             continue
         target = [IGNORED] * len(given.ids)
         for word, right in zip(before, after, strict=True):
-            known = len(word.ids) == len(right.ids) == 1 and right.ids[0] != tokenizer.unknown_id
-            if known and word.first < len(given.ids) - 1:  # the last is [SEP]
+            learnable = len(word.ids) == len(right.ids) == 1 and right.ids[0] != tokenizer.unknown_id
+            if learnable and word.first < len(given.ids) - 1:  # the last token is [SEP]
                 target[word.first] = right.ids[0]
         items.append(Item((given,), target))
     if len(items) < len(rows):
-        left = len(rows) - len(items)
-        progress.say(f"{left} of {len(rows)} training rows have not as many words as they should: left out")
+        dropped = len(rows) - len(items)
+        progress.say(
+            f"{dropped} of {len(rows)} training rows differ from their correction in the number of words: skipped"
+        )
     report_truncated(items, tokenizer.max_length, progress)
     if not items:
         raise DataError(
-            f"{rows.places[0]}: this row and all others have not as many words as they should; "
-            "only words that stand for words can be learned"
+            f"{rows.places[0]}: this row and all others differ from their correction in the number of words; "
+            "only replacements of words can be learned"
         )
     return items
 
 
 def _start(base: ModelFolder, name: str, settings: ResolvedSettings) -> ModelFolder:
-    """The model with its head of pre-training; without one, it would have to learn the language from the rows."""
+    """Return the model with its masked-word head; a new head would have to learn the language from the rows."""
     if "mlm" not in base.model.heads:
         raise CheckpointError(f"{name}: no masked-word head; train one with 'cloze pretrain --model {name}'")
     bert = with_heads(base.model, ["mlm"], keep=True, seed=settings.seed, dropout=settings.dropout)
     freeze_lowest(bert, settings.freeze_layers)
     if bert.pooler is not None:
-        bert.pooler.requires_grad_(False)  # nothing asks it
+        bert.pooler.requires_grad_(False)  # it has no part in the loss
     length = min(settings.max_length, base.tokenizer.max_length)
     return ModelFolder(bert, base.tokenizer.with_max_length(length), None, EmbeddingSettings())
 
 
 def _score(model: Model, dev: Corrections) -> tuple[Evaluation, float]:
-    """All figures at the threshold that suits these rows best, and that threshold."""
+    """Return the evaluation at the threshold that is best for these rows, and that threshold."""
     changes = proposed_changes(model, dev.sources, CorrectionSettings(reading="seen"))
     threshold = choose_threshold(dev.sources, dev.targets, changes)
-    told = applied(dev.sources, changes, threshold)
+    corrected = applied(dev.sources, changes, threshold)
     evaluation = Evaluation(
-        score_corrections(dev.sources, dev.targets, told),
-        told,
+        score_corrections(dev.sources, dev.targets, corrected),
+        corrected,
         dev.places,
         dev.targets,
         [{"text": text} for text in dev.sources],
         skipped=dev.skipped,
-        rows=CorrectedRows(dev.sources, dev.targets, told),
+        rows=CorrectedRows(dev.sources, dev.targets, corrected),
     )
     return evaluation, threshold
 
@@ -201,14 +203,14 @@ def _dev_scores(model: Model, dev: Corrections) -> dict[str, float]:
 
 
 def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: CorrectionData, settings: ResolvedSettings) -> None:
-    """Write scores, and end the run."""
+    """Write scores and model card, and finish the run."""
     evaluation, threshold = _score(wrapped, data.dev)
     write_report(evaluation, run.folder)
     run.write_results(evaluation.results() | {"threshold": threshold})
     card = (
         "# BERT, trained to correct\n\n"
-        f"- corrects: what it is surer of than {threshold:.4f}, looking at the text as it stands\n"
+        f"- corrects: words with a score above {threshold:.4f}, predicted from the unmasked text\n"
         f"- training: {len(data.train):,} rows, {settings.summary}\n\n"
-        f"On {len(data.dev):,} dev rows, at the threshold that suits them best:\n\n{card_scores(evaluation)}\n"
+        f"On {len(data.dev):,} dev rows, at the threshold that is best for them:\n\n{card_scores(evaluation)}\n"
     )
     run.finish(replace(tuned, card=card, correcting=threshold))

@@ -1,8 +1,8 @@
-"""Defaults of fine-tuning that depend on the model and the data, and advice after a training that they did not suit.
+"""Defaults of fine-tuning that depend on the model and the data, and advice after a training that went badly.
 
 The paper's values (appendix A.3) suit models of hidden size 768 with thousands of rows. Smaller models need higher
-rates, and few rows need more epochs, or training ends after too few updates. The measurements behind the values are in
-docs/experiments/02-finetuning-defaults.md and 05-finetuning-defaults-by-size.md.
+learning rates, and few rows need more epochs, because training would end after too few updates. The measurements behind
+the values are in docs/experiments/02-finetuning-defaults.md and 05-finetuning-defaults-by-size.md.
 """
 
 import math
@@ -32,43 +32,44 @@ from cloze.train.finetuning.settings import (
 from cloze.train.run import SETTINGS
 
 # Peak learning rate of full fine-tuning: (largest hidden size, rate). Measured at 256, 384 and 512: with 400 rows of
-# pairs, four times the rate costs 3 to 19 points at 384 and 512, twice the rate about one. That at 768 is the paper's.
+# pairs, four times the rate costs 3 to 19 points at 384 and 512, twice the rate about one. The rate at 768 is the
+# paper's.
 _RATES = ((128, 1e-3), (256, 4e-4), (384, 1e-4), (512, 1e-4), (768, 5e-5))
 _RATE_OF_LARGE_MODELS = 2e-5
-# New layers on a frozen model start at random: they tolerate, and need, larger learning rates.
+# New layers on a frozen model start at random, so they tolerate and need larger learning rates.
 _FROZEN_RATE = 1e-3
-_FEW_ROWS = 1000  # below it, smaller batches: more updates per epoch
-_UPDATES = 250  # optimizer updates that a training should have
+_FEW_ROWS = 1000  # with fewer rows, smaller batches give more updates per epoch
+_UPDATES = 250  # number of optimizer updates that a training should have
 _FEWEST_EPOCHS, _MOST_EPOCHS = 3, 20
 _WARMUP = 0.1
 
-# Maximum lengths to choose from, the share of the training rows that must fit, and the number of rows that are counted.
+# Maximum lengths to choose from, the fraction of the training rows that must fit, and the number of rows to sample.
 _LENGTHS = (128, 256, 512)
 _HELD = 0.95
 _COUNTED = 1000
 
-# From this many training rows up to the other, fine-tuning and the few-label path are compared: fewer tell too little
-# (docs/experiments/04-few-labels.md).
+# Fine-tuning and the few-label method are compared for at least and for less than this many training rows; fewer rows
+# give no reliable comparison (docs/experiments/04-few-labels.md).
 _FEWEST_COMPARED, _MOST_COMPARED = 30, 500
 
-# The grid of a search: batch sizes, and rates and epochs as factors of the defaults.
+# The grid of a search: batch sizes, and factors of the default rate and epochs.
 BATCH_SIZES = (16, 32)
 RATE_FACTORS, EPOCH_FACTORS = (0.5, 1.0, 2.0), (2 / 3, 1.0, 4 / 3)
 
-# Advice: the loss is compared between quarters of the training, each the mean of at least this many logged values.
+# Advice: the loss is compared between quarters of the training, each with at least this many logged values.
 _LOGGED_PER_QUARTER = 2
-_FALLING = 0.05  # share of the loss of the first quarter by which it falls in the last one, if it is still falling
-_LEARNED = 0.2  # below this share of the first quarter's loss, the rows are learned; more epochs would overfit
-_ONE_LABEL = 0.95  # share of the dev rows that get the same label
-_FEWEST_ROWS = 8  # of fewer dev rows, one label for all is chance
-_UNBALANCED = 0.8  # share of the dev rows that have the same label
+_FALLING = 0.05  # the loss is still falling if it fell by this fraction of the first quarter's in the last quarter
+_LEARNED = 0.2  # below this fraction of the first quarter's loss, the rows are learned; more epochs would overfit
+_ONE_LABEL = 0.95  # fraction of the dev rows with the same prediction that is suspicious
+_FEWEST_ROWS = 8  # with fewer dev rows, equal predictions may be chance
+_UNBALANCED = 0.8  # the labels are unbalanced if this fraction of the dev rows has the same one
 
 History = Sequence[Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class TrainingDefaults:
-    """The values that are used where the settings leave them open."""
+    """Values for the settings that were not given."""
 
     learning_rate: float
     epochs: int
@@ -79,7 +80,7 @@ class TrainingDefaults:
 
 @dataclass(frozen=True)
 class ChosenLength:
-    """A maximum length in tokens, and the share of the training rows that fit into it."""
+    """A maximum length in tokens, and the fraction of the training rows that fit into it."""
 
     tokens: int
     held: float
@@ -88,7 +89,7 @@ class ChosenLength:
         return f"maximum length {self.tokens} (holds {math.floor(100 * self.held)} % of the rows)"
 
 
-# Contrastive training of the few-label path: one epoch, whose length is set by the number of pairs.
+# Contrastive training of the few-label method: one epoch, whose length depends on the number of pairs.
 _CONTRASTIVE = TrainingDefaults(learning_rate=5e-5, epochs=1, batch_size=16)
 
 
@@ -98,9 +99,10 @@ def choose_defaults(hidden_size: int, rows: int, settings: FinetuneSettings) -> 
     Args:
         hidden_size: Hidden size of the model.
         rows: Training rows per epoch.
-        settings: What is trained; a batch size that is set decides how many updates an epoch has.
+        settings: The settings as given; a given batch size determines the number of updates per epoch.
 
     Returns:
+        The defaults.
         The defaults.
     """
     rate = next((rate for largest, rate in _RATES if hidden_size <= largest), _RATE_OF_LARGE_MODELS)
@@ -119,11 +121,11 @@ def updates_per_epoch(rows: int, batch_size: int) -> int:
 
 
 def is_compared(data: TaskData, settings: FinetuneSettings) -> bool:
-    """Return whether fine-tuning and the few-label path are compared: rows are few, and no setting says which to use.
+    """Return whether to compare fine-tuning and the few-label method: rows are few and no setting selects one.
 
     Args:
         data: The rows.
-        settings: The settings as given. Those that say how to fine-tune, such as epochs, choose fine-tuning.
+        settings: The settings as given. A setting about fine-tuning, such as epochs, selects fine-tuning.
     """
     if settings.few is not None or isinstance(settings, ResolvedSettings) or "few" not in data.kind.settings:
         return False
@@ -134,15 +136,15 @@ def is_compared(data: TaskData, settings: FinetuneSettings) -> bool:
 def choose_length(
     rows: int, encode: Callable[[Sequence[int], Tokenizer], Sequence[Item]], tokenizer: Tokenizer
 ) -> ChosenLength:
-    """Choose the shortest of the usual lengths that holds nearly all of the training rows.
+    """Choose the shortest of the usual lengths that fits nearly all of the training rows.
 
     Args:
-        rows: Number of training rows, of which a fixed random sample is counted.
+        rows: Number of training rows, of which a fixed random sample is encoded.
         encode: Encodes rows, given by their indices, with a tokenizer.
-        tokenizer: The tokenizer of the model, whose maximum length is the longest choice.
+        tokenizer: The model's tokenizer, whose maximum length is an upper bound.
 
     Returns:
-        The length; the longest one if none holds enough of the rows.
+        The length; the longest one if none fits enough of the rows.
     """
     sample = sorted(Random(0).sample(range(rows), min(rows, _COUNTED)))
     lengths = sorted({min(length, tokenizer.max_length) for length in _LENGTHS})
@@ -156,21 +158,21 @@ def choose_length(
 
 
 def choose_task_length(data: TaskData, tokenizer: Tokenizer, settings: FinetuneSettings) -> ChosenLength | None:
-    """Choose the maximum length for the rows of a task; None if it is set, or if long texts are read in windows."""
+    """Choose the maximum length for the rows of a task; None if it is given or long texts are split into windows."""
     if settings.max_length is not None or not data.kind.cuts_texts or settings.long_texts == "windows":
         return None
 
     def encode(indices: Sequence[int], shortened: Tokenizer) -> Sequence[Item]:
-        assert data.kind.items is not None, "a kind with labels makes items"
+        assert data.kind.items is not None, "kinds with labels have items"
         return data.kind.items(data.train.select(indices), shortened, settings, Silent())
 
     return choose_length(len(data.train), encode, tokenizer)
 
 
 def keep_recorded_length(settings: FinetuneSettings, out: str | Path, *, fresh: bool) -> FinetuneSettings:
-    """Return the settings with the maximum length of the run to resume, where they leave it open.
+    """Return the settings with the maximum length of the run to resume, if none was given.
 
-    Runs of earlier versions have another default; they are resumed with theirs.
+    Runs of earlier versions used another default and are resumed with it.
     """
     path = Path(out) / SETTINGS
     if settings.max_length is not None or fresh or not path.is_file():
@@ -182,20 +184,20 @@ def keep_recorded_length(settings: FinetuneSettings, out: str | Path, *, fresh: 
 def resolve_settings(
     settings: FinetuneSettings, hidden_size: int, rows: int, progress: Progress, length: ChosenLength | None = None
 ) -> ResolvedSettings:
-    """Set the values that the settings leave open, and report them.
+    """Set the values that were not given, and report them.
 
     Args:
-        settings: The settings as given; what they set is kept.
+        settings: The settings as given; given values are kept.
         hidden_size: Hidden size of the model.
-        rows: Training rows, without augmented copies.
-        progress: Where the chosen values are reported.
-        length: The maximum length that was chosen from the rows, if it was.
+        rows: Number of training rows, without augmented copies.
+        progress: Receives the report of the chosen values.
+        length: The maximum length chosen by the rows, if it was not given.
 
     Returns:
-        Settings with every value set. They depend on the arguments only, so that the same command resumes a run.
+        Settings with every value set. They depend only on the arguments, so that the same command resumes a run.
     """
     if settings.few:
-        # Rate, epochs and batch size are used by contrastive training only, which reports them.
+        # Learning rate, epochs and batch size are used only by contrastive training, which reports them.
         report_length(length, progress)
         return fill_in(settings, _CONTRASTIVE, length)
     rows *= 1 + (settings.augment_copies if settings.augment != "none" else 0)
@@ -217,13 +219,13 @@ def resolve_settings(
 def resolve_task_settings(
     settings: FinetuneSettings, data: TaskData, base: ModelFolder, progress: Progress
 ) -> ResolvedSettings:
-    """Set the values that the settings leave open, for the rows of a task and the model to start from."""
+    """Set the values that were not given, for the rows of a task and the model to start from."""
     length = choose_task_length(data, base.tokenizer, settings)
     return resolve_settings(settings, base.model.config.hidden_size, len(data.train), progress, length)
 
 
 def report_length(length: ChosenLength | None, progress: Progress) -> None:
-    """Report a maximum length that was chosen from the rows, where no other default is reported."""
+    """Report a maximum length chosen by the rows, if no other default is reported."""
     if length is not None:
         progress.say(f"{length}; {format_option('max_length')} overrides")
 
@@ -231,7 +233,7 @@ def report_length(length: ChosenLength | None, progress: Progress) -> None:
 def fill_in(
     settings: FinetuneSettings, defaults: TrainingDefaults, length: ChosenLength | None = None
 ) -> ResolvedSettings:
-    """Return the settings with the defaults, and a length that was chosen, where they are open."""
+    """Return the settings with defaults, and with the chosen length, for values that were not given."""
     defaults = defaults if length is None else replace(defaults, max_length=length.tokens)
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     open_values = {name: value for name, value in vars(defaults).items() if values[name] is None}
@@ -239,7 +241,7 @@ def fill_in(
 
 
 def grid_settings(settings: ResolvedSettings, hidden_size: int, rows: int) -> Iterator[ResolvedSettings]:
-    """Yield the settings of a grid as large as the paper's, around the defaults of the model and the rows."""
+    """Yield the settings of a grid as large as the paper's, around the defaults for the model and the rows."""
     center = choose_defaults(hidden_size, rows, replace(settings, batch_size=BATCH_SIZES[-1]))
     rates = [center.learning_rate * factor for factor in RATE_FACTORS]
     epoch_counts = [max(1, round(center.epochs * factor)) for factor in EPOCH_FACTORS]
@@ -250,30 +252,30 @@ def grid_settings(settings: ResolvedSettings, hidden_size: int, rows: int) -> It
 def advise(
     history: History, evaluation: Evaluation | None, settings: ResolvedSettings, defaults: TrainingDefaults, metric: str
 ) -> list[str]:
-    """Say what to try after a training that did not go well.
+    """Suggest what to try after a training that did not go well.
 
     Args:
-        history: The measurements of the run: rows with ``loss`` and rows with ``dev_`` scores.
+        history: The metrics of the run: rows with ``loss`` and rows with ``dev_`` scores.
         evaluation: The final evaluation on the dev rows, if they have labels.
-        settings: How the model was trained.
-        defaults: What would have been chosen for this model and these rows.
+        settings: The settings that were used.
+        defaults: The defaults for this model and these rows.
         metric: The dev score that selects models; higher is better.
 
     Returns:
-        At most one line: on a loss that rose, on one label for nearly all rows, or on a loss that was still falling.
+        At most one line, about a loss that rose, one label for nearly all rows, or a loss that was still falling.
     """
     quarters = _loss_quarters([row["loss"] for row in history if "loss" in row])
     rose = _advise_on_rise(quarters, settings, defaults)
     one_label = None if rose or evaluation is None else _advise_on_one_label(evaluation, settings, defaults)
     scores = [row[f"dev_{metric}"] for row in history if f"dev_{metric}" in row]
-    # A dev score that was better before means that more training overfits.
+    # If an earlier dev score was better, more training would overfit.
     is_best = not scores or scores[-1] >= max(scores)
     falling = _advise_on_fall(quarters, settings) if is_best and not rose and not one_label else None
     return [line for line in (rose, one_label, falling) if line is not None]
 
 
 def _loss_quarters(losses: Sequence[float]) -> list[Sequence[float]]:
-    """Split the logged losses into four parts of equal length; too few of them are no parts."""
+    """Split the logged losses into four parts of equal length; return no parts if there are too few losses."""
     size = len(losses) // 4
     start = len(losses) - 4 * size
     ends = range(start, len(losses), size) if size >= _LOGGED_PER_QUARTER else ()
@@ -283,7 +285,7 @@ def _loss_quarters(losses: Sequence[float]) -> list[Sequence[float]]:
 def _advise_on_rise(
     quarters: Sequence[Sequence[float]], settings: ResolvedSettings, defaults: TrainingDefaults
 ) -> str | None:
-    """Advise if the loss ended above its start, or is not a number."""
+    """Return advice if the loss ended above its start or is not finite."""
     if not quarters:
         return None
     first, last = fmean(quarters[0]), fmean(quarters[3])
@@ -296,16 +298,16 @@ def _advise_on_rise(
 
 
 def _advise_on_one_label(evaluation: Evaluation, settings: ResolvedSettings, defaults: TrainingDefaults) -> str | None:
-    """Advise if nearly all dev rows get one label, although they do not have one."""
+    """Return advice if nearly all dev rows get the same prediction, although their labels differ."""
     rows, targets = len(evaluation.predictions), evaluation.targets
     if targets is None or rows < _FEWEST_ROWS:
         return None
-    ((label, answered),) = Counter(evaluation.predictions).most_common(1)
-    ((_, commonest),) = Counter(targets).most_common(1)
-    # Of rows that nearly all have one label, answering that label nearly always is right.
-    if commonest == rows or answered < _ONE_LABEL * rows or (answered < rows and commonest >= answered):
+    ((label, predicted),) = Counter(evaluation.predictions).most_common(1)
+    ((_, most_frequent),) = Counter(targets).most_common(1)
+    # If nearly all rows have one label, predicting it for nearly all rows is correct.
+    if most_frequent == rows or predicted < _ONE_LABEL * rows or (predicted < rows and most_frequent >= predicted):
         return None
-    if commonest >= _UNBALANCED * rows and evaluation.confusion is not None and settings.class_weights == "none":
+    if most_frequent >= _UNBALANCED * rows and evaluation.confusion is not None and settings.class_weights == "none":
         remedy = format_option("class_weights", "balanced")
     elif settings.learning_rate > 1.5 * defaults.learning_rate:
         remedy = format_option("learning_rate", _lower_rate(settings, defaults))
@@ -313,11 +315,11 @@ def _advise_on_one_label(evaluation: Evaluation, settings: ResolvedSettings, def
         remedy = format_option("learning_rate", defaults.learning_rate)
     else:
         remedy = _more_epochs_or(settings, settings.learning_rate / 2)
-    return f"the model answers {label!r} for {answered} of {rows} dev rows: try {remedy}"
+    return f"the model predicts {label!r} for {predicted} of {rows} dev rows: try {remedy}"
 
 
 def _advise_on_fall(quarters: Sequence[Sequence[float]], settings: ResolvedSettings) -> str | None:
-    """Advise if the loss fell clearly in the last quarter of the training, and is not low yet."""
+    """Return advice if the loss fell clearly in the last quarter of the training and is not low yet."""
     if not quarters:
         return None
     first, before, last = fmean(quarters[0]), fmean(quarters[2]), fmean(quarters[3])
@@ -335,7 +337,7 @@ def _more_epochs_or(settings: ResolvedSettings, rate: float) -> str:
 
 
 def _lower_rate(settings: ResolvedSettings, defaults: TrainingDefaults) -> float:
-    """Return a rate to try after a divergence: the default if that is clearly lower, else a third."""
+    """Return the learning rate to suggest: the default if it is less than half the rate, else a third of it."""
     rate = settings.learning_rate
     return defaults.learning_rate if rate > 2 * defaults.learning_rate else rate / 3
 

@@ -1,14 +1,15 @@
 """``cloze adapt``: domain-adaptive and task-adaptive pre-training before fine-tuning (Gururangan et al., 2020).
 
-Four models are fine-tuned over the same seeds: the given model, and the model after further pre-training on the text
-of the domain, on the task's training texts, and on both. The results list what each step gained over the given model,
-paired by seed and by dev row. The given model, fine-tuned directly, is kept unless the 95 % interval of a gain excludes
-zero. Every step is a run of its own in the run's folder, so that the same command resumes it.
+Four models are fine-tuned over the same seeds: the given model, and the model after further pre-training on the domain
+text, on the task's training texts, and on both. The results list the gain of each over the given model, paired by seed
+and by dev row. The given model, fine-tuned directly, is kept unless the 95 % interval of a gain excludes zero. Every
+step is a run of its own in the run's folder, so the same command resumes it.
 
-Evaluation rows must not occur in the text of the domain: scores would be too high. Texts are compared by word n-grams,
-ignoring case, punctuation and whitespace; each Chinese character is a word. A row occurs in a document if any eight
-consecutive words of it do, or all of its words if it has fewer. Rows of fewer than four words are ignored, because they
-occur by chance. JSONL and Parquet files are parsed as ``cloze prepare`` parses them, since JSON may escape characters.
+The domain text must not contain evaluation rows, or the scores would be too high. Texts are compared by word n-grams,
+ignoring case, punctuation and whitespace; each Chinese character is a word. A row occurs in a document if the document
+contains any eight consecutive words of it, or all of its words if it has fewer. Rows with fewer than four words are
+ignored, because they occur by chance. JSONL and Parquet files are parsed as by ``cloze prepare``, since JSON may escape
+characters.
 """
 
 import hashlib
@@ -43,8 +44,8 @@ from cloze.train.run import Run
 
 _WORD = re.compile(r"[㐀-䶿一-鿿]|[^\W_]+")
 _MAX_WORDS, _MIN_WORDS = 8, 4  # length of the n-grams
-_SHOWN = 3  # places in the error message
-# The column of JSONL and Parquet files; the same that is prepared afterwards.
+_SHOWN = 3  # number of places in the error message
+# The text column of JSONL and Parquet files, the same as in the preparation afterwards.
 _COLUMN = PrepareSettings.text
 
 Rows = Iterable[tuple[str, Sequence[str]]]  # (place, texts) of each row
@@ -56,7 +57,7 @@ def refuse_overlap(texts: Sequence[Path], rows: Rows) -> None:
     if places:
         shown = ", ".join(places[:_SHOWN]) + (", ..." if len(places) > _SHOWN else "")
         raise DataError(
-            f"{len(places)} rows that are to be scored occur in the text to adapt on ({shown}); give "
+            f"{len(places)} evaluation rows occur in the text to adapt on ({shown}); give "
             f"{format_option('overlap', 'drop')} to leave out the documents in which they occur, or "
             f"{format_option('overlap', 'allow')} to accept scores that are too high"
         )
@@ -83,12 +84,12 @@ def write_without_overlap(texts: Sequence[Path], rows: Rows, path: Path) -> int:
                 file.write("\n".join(document) + "\n\n")
     if not path.stat().st_size:
         path.unlink()
-        raise DataError(f"rows that are to be scored occur in every document to adapt on ({dropped}); none is left")
+        raise DataError(f"evaluation rows occur in every document to adapt on ({dropped}); none is left")
     return dropped
 
 
 class _NgramIndex:
-    """An index from the word n-grams of rows to the places of the rows."""
+    """Maps the word n-grams of rows to the places of the rows."""
 
     def __init__(self, rows: Rows) -> None:
         self._places: dict[tuple[str, ...], list[str]] = {}
@@ -101,7 +102,7 @@ class _NgramIndex:
 
     @property
     def places(self) -> Iterable[str]:
-        """The places of all indexed rows, each once, in the order of the rows."""
+        """The places of all indexed rows in their order, without duplicates."""
         return dict.fromkeys(place for places in self._places.values() for place in places)
 
     def find(self, document: Sequence[str]) -> set[str]:
@@ -126,19 +127,19 @@ def read_other_splits(source: Source) -> list[PlacedTexts]:
 
 
 def read_test_file(source: Source, path: TableSource) -> list[PlacedTexts]:
-    """Return the rows of the user's test file, which has the columns of the training file, with or without labels."""
+    """Return the rows of the user's test file, which has the columns of the training file; labels are optional."""
     spec = find_task(source.task)
     if spec.published:
         raise ConfigError(
             f"test is {path}, but {source.task} has test files of its own, which are checked anyway; "
             f"leave it out, or use the task {spec.kind} for your own files"
         )
-    assert spec.kind.read_texts is not None, "a kind with labels reads texts without them"
+    assert spec.kind.read_texts is not None, "kinds with labels can read texts without them"
     return spec.kind.read_texts(source, path)
 
 
 _LOOKING = "looking for dev and test rows in the text"
-# The starts that are compared, as the results name them.
+# Names of the compared starts in the results.
 DIRECT, DOMAIN, TASK, BOTH = "direct", "domain", "task", "domain + task"
 
 
@@ -162,22 +163,22 @@ def adapt(
         domain: Text files of the domain, without labels.
         model: The model folder to start from.
         out: The run's folder.
-        test: A file or data in memory with more rows that the text must not contain.
-        adaptation: Steps of further pre-training, seeds, and what to do about leakage.
-        settings: How to fine-tune.
-        device: Where to train.
-        fresh: Delete a run that is there.
-        progress: Where progress is reported.
+        test: A file or data in memory with further rows that the domain text must not contain.
+        adaptation: Steps of further pre-training, number of seeds, and the handling of overlapping rows.
+        settings: The fine-tuning settings.
+        device: Where to train; by default an accelerator if there is one.
+        fresh: Delete an existing run and start over.
+        progress: Receives messages and progress.
 
     Returns:
         The run's folder.
     """
     adaptation, progress = adaptation or AdaptSettings(), progress or Silent()
     settings = keep_recorded_length(settings or FinetuneSettings(), out, fresh=fresh)
-    adaptation.pretraining(adaptation.domain_steps, settings)  # refuses bad values before anything is read
+    adaptation.pretraining(adaptation.domain_steps, settings)  # rejects bad values before anything is read
     data, texts = read_task(source), [Path(text) for text in domain]
     test_rows = _read_test_rows(source, test, adaptation)
-    load_checked_base(data, model, settings)  # what fine-tuning would reject, before the long pre-training
+    load_checked_base(data, model, settings)  # rejects what fine-tuning would reject, before the long pre-training
     if adaptation.overlap == "refuse":
         progress.say(_LOOKING)
         refuse_overlap(texts, _evaluation_rows(data, test_rows))
@@ -186,7 +187,7 @@ def adapt(
         "model": str(Path(model)),
         "base": base_files(model),
         "domain": [str(text) for text in texts],
-        # By content: texts without the rows of the task are written once.
+        # By content, since the texts without evaluation rows are written only once.
         "domain_files": [file_digest(text) for text in texts],
         **source.recorded(),
         "content": fingerprint(data.train, data.dev),
@@ -230,7 +231,7 @@ def _pretrain_starts(
 
 
 class _FurtherPretraining:
-    """Further pre-training on text without labels; each step has its own prepared corpus and run."""
+    """Further pre-trains models on unlabelled text; each step has its own prepared corpus and run."""
 
     def __init__(
         self,
@@ -260,12 +261,12 @@ class _FurtherPretraining:
 
 
 def _read_test_rows(source: Source, test: TableSource | str | None, adaptation: AdaptSettings) -> list[PlacedTexts]:
-    """Read the rows besides the dev rows that the model may be evaluated on later."""
+    """Read the rows besides the dev rows on which the model may be evaluated later."""
     if test is None:
         return [] if adaptation.overlap == "allow" else read_other_splits(source)
     if adaptation.overlap == "allow":
         allowed = format_option("overlap", "allow")
-        raise ConfigError(f"test is {test}, but with {allowed} nothing is looked for; leave out one of them")
+        raise ConfigError(f"test is {test}, but with {allowed} no overlap is looked for; leave out one of them")
     return read_test_file(source, Path(test) if isinstance(test, str) else test)
 
 
@@ -283,23 +284,23 @@ def _write_texts(
     adaptation: AdaptSettings,
     progress: Progress,
 ) -> tuple[list[Path], Path]:
-    """Return the domain's text files and the task's; as the settings say, without documents that leak."""
+    """Return the files of the domain text and of the task text, without overlapping documents if settings say so."""
     if adaptation.overlap == "drop":
         texts = [_without_overlap(texts, _evaluation_rows(data, test_rows), folder / "domain.txt", progress)]
     task_text = _write_task_text(data, folder / "task.txt")
     if adaptation.overlap != "allow":
-        # Fine-tuning sees these training rows in any case; pre-training on evaluation text would favour some starts.
+        # Fine-tuning uses the training rows in any case; pre-training on evaluation text would favour some starts.
         clean = folder / "task-clean.txt"
         task_text = _without_overlap([task_text], _evaluation_rows(data, test_rows), clean, progress)
     return texts, task_text
 
 
 def _without_overlap(texts: Sequence[Path], rows: Rows, path: Path, progress: Progress) -> Path:
-    """Write the documents in which none of the rows occurs to ``path``, unless it exists: it is written atomically."""
+    """Write the documents that contain none of the rows to ``path``; an existing file is complete and is reused."""
     if not path.is_file():
         progress.say(_LOOKING)
         dropped = write_without_overlap(texts, rows, path)
-        progress.say(f"{path.name}: documents left out because such rows occur in them: {dropped:,}")
+        progress.say(f"{path.name}: documents dropped because they contain evaluation rows: {dropped:,}")
     return path
 
 
@@ -312,27 +313,27 @@ def _write_task_text(data: TaskData, path: Path) -> Path:
 
 
 def choose_start(means: Mapping[str, float], gains: Mapping[str, Difference | None]) -> tuple[str, str]:
-    """Return the start to keep, and why: the best of those with a gain beyond noise, else the direct one.
+    """Return the start to keep, with the reason: the best of those with a gain beyond noise, else the direct one.
 
     Args:
         means: The mean score of each start.
-        gains: The gain of each other start over the direct one; None if there is nothing to pair.
+        gains: The gain of each other start over the direct one; None if it has no interval.
     """
     better = [name for name, gain in gains.items() if gain is not None and gain.low > 0]
     if better:
         kept = max(better, key=means.__getitem__)
         gain = gains[kept]
-        assert gain is not None, "it is better by something"
+        assert gain is not None, "its gain has an interval"
         return kept, f"{kept}: {gain.in_points()}"
     if None in gains.values():
-        return DIRECT, "the gains have no interval, since the runs have no scores of rows: the direct model is kept"
+        return DIRECT, "the gains have no interval, because the runs lack scores per row: the direct model is kept"
     if all(gain is not None and gain.high < 0 for gain in gains.values()):
         return DIRECT, "every other start is worse: the direct model is kept"
     return DIRECT, "within noise: the direct model is kept"
 
 
 def _finish(run: Run, results: Mapping[str, Mapping[str, Any]], metric: str) -> None:
-    """Write what each start reached and gained, and copy the model of the chosen one into the run's folder."""
+    """Write the score and gain of each start, and copy the model of the chosen one into the run's folder."""
     folders = {name: run.folder / result["folder"] for name, result in results.items()}
     means = {name: result["mean"] for name, result in results.items()}
     gains = {name: compare_searches(folder, folders[DIRECT]) for name, folder in folders.items() if name != DIRECT}

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from cloze.checkpoint import ModelFolder, base_files
+from cloze.checkpoint import ModelFolder, base_files, load_folder
 from cloze.checkpoint.folder import loading_note
 from cloze.hardware import choose_device
 from cloze.options import HeadPooling
@@ -33,7 +33,7 @@ from cloze.train.finetuning.defaults import (
     keep_recorded_length,
     resolve_task_settings,
 )
-from cloze.train.finetuning.few_labels import FewLabels, StageProgress, choose_few
+from cloze.train.finetuning.few_labels import FewLabels, StageProgress, choose_few, remaining_epochs
 from cloze.train.finetuning.objective import (
     TaskBatches,
     TaskObjective,
@@ -51,7 +51,7 @@ from cloze.train.finetuning.settings import (
 from cloze.train.finetuning.similarity import PairObjective, finetune_similarity
 from cloze.train.finetuning.trainable import add_head, cache_frozen_states, has_pairs, load_checked_base
 from cloze.train.optimization import DivergedError
-from cloze.train.run import Run
+from cloze.train.run import COMPARISON, Run
 
 
 def run_finetuning(
@@ -65,34 +65,34 @@ def run_finetuning(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Fine-tune a model folder on a task; the same call resumes a run that was stopped.
+    """Fine-tune a model folder on a task; the same call resumes an unfinished run.
 
-    With few rows of labels or numbers (30 to 499), and no setting that says how to train, fine-tuning is compared with
-    a linear head on sentence vectors on held-out training rows, and the better way is used (``few_labels.py``).
+    With few rows of labels or numbers (30 to 499) and no setting about the training, fine-tuning is compared with a
+    linear head on sentence vectors on held-out training rows, and the better method is used (``few_labels.py``).
 
     Args:
         source: The task and its files.
         model: The model folder to start from, a run, or a hub name.
         out: The run's folder, which is created.
-        settings: How to train.
+        settings: The training settings.
         similarity: Settings of contrastive training, for the task ``similarity``.
-        device: Where to train; the fastest device by default.
-        fresh: Delete a run that is there, and start over.
-        progress: Where progress is reported.
+        device: Where to train; by default an accelerator if there is one.
+        fresh: Delete an existing run and start over.
+        progress: Receives messages and progress.
 
     Returns:
-        The run's folder. Its model is in ``model``, its scores in ``eval_results.json``.
+        The run's folder, with the model in ``model`` and its scores in ``eval_results.json``.
 
     Raises:
-        ConfigError: If settings do not fit the task or the model, or the run was started with other settings.
+        ConfigError: If settings do not fit the task or the model, or differ from those of the run to resume.
         DataError: If rows cannot be read.
 
     Example:
-        >>> run = cloze.finetune(cloze.Source("classify", "train.csv", "dev.csv"), "MODEL", "runs/mood")
+        >>> run = run_finetuning(cloze.Source("classify", "train.csv", "dev.csv"), "MODEL", "runs/mood")
         >>> cloze.load(run).classify(["What a day!"])
     """
     check_similarity_settings(source.task, similarity or SimilaritySettings())
-    # Kinds that are trained without labels have their own training.
+    # Kinds without labels have a training of their own.
     trainers: dict[str, Callable[..., Path]] = {
         SIMILARITY.name: partial(finetune_similarity, similarity=similarity),
         CORRECTION.name: finetune_correction,
@@ -122,19 +122,19 @@ def finetune_rows(
     fit: bool = True,
     baselines: Callable[[], Sequence[Baseline]] | None = None,
 ) -> Path:
-    """Fine-tune on rows that have been read already.
+    """Fine-tune on rows that have already been read.
 
     Args:
         data: The rows.
-        source: Where they are from, as ``Source.recorded`` returns it; compared when the run is resumed.
+        source: Their origin, as returned by ``Source.recorded``; compared when the run is resumed.
         model: The model folder to start from.
         out: The run's folder.
-        settings: How to train.
+        settings: The training settings.
         device: Where to train.
-        fresh: Delete a run that is there.
-        progress: Where progress is reported.
-        fit: Fit on the dev rows what the kind of task fits there: for answering, the score from which a question has no
-            answer. False where the dev rows stand for unseen ones, as in cross-validation.
+        fresh: Delete an existing run first.
+        progress: Receives messages and progress.
+        fit: Whether to fit the values that this kind of task fits on the dev rows, such as the no-answer threshold of
+            answering. False if the dev rows stand for unseen rows, as in cross-validation.
         baselines: Returns the baselines, for a search that fits them once; by default, they are fitted on these rows.
 
     Returns:
@@ -154,7 +154,7 @@ def finetune_rows(
 
 @dataclass(frozen=True)
 class _Finetuning:
-    """Builds the parts of a fine-tuning, or of the few-label path."""
+    """Builds the training parts of fine-tuning, or of the few-label method."""
 
     data: TaskData
     base: ModelFolder
@@ -168,30 +168,33 @@ class _Finetuning:
 
     def full(self) -> TrainingParts:
         """Return the parts of fine-tuning: the model, an adapter or a head on frozen states is trained in steps."""
-        data, settings = self.data, self.settings
-        tuned, wrapped = self._start(settings)
+        return self._tune(self.settings, *self._start(self.settings))
+
+    def _tune(self, settings: ResolvedSettings, tuned: ModelFolder, wrapped: Model) -> TrainingParts:
+        """Return the parts of fine-tuning a model that has its head."""
+        data = self.data
         return TrainingParts(
             recorded=self.recorded | asdict(settings),
             settings=settings,
             model=wrapped,
-            batches=lambda: self._batches(wrapped),
+            batches=lambda: self._batches(wrapped, settings),
             objective=lambda: _objective(data, wrapped, settings),
             metric=data.metrics[0],
             score=lambda: evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics,
-            finish=lambda run, used: self._finish(run, wrapped, tuned, used),
+            finish=lambda run, used: self._finish(run, wrapped, tuned, used, used.summary),
         )
 
-    def _batches(self, wrapped: Model) -> TaskBatches:
+    def _batches(self, wrapped: Model, settings: ResolvedSettings) -> TaskBatches:
         """Return the batches; before training, set the head to the linear optimum where that is wanted."""
-        batches = _batches(self.data, self.base, wrapped, self.settings, self.device, self.progress)
-        wanted = self.settings.linear_start
+        batches = _batches(self.data, self.base, wrapped, settings, self.device, self.progress)
+        wanted = settings.linear_start
         if wanted or (wanted is None and wrapped.bert.pooling == "separate"):
-            few = FewLabels(self.data, wrapped, self.settings)
+            few = FewLabels(self.data, wrapped, settings)
             self.progress.say(f"the head starts as {few.method}: {few.fit_start()}")
         return batches
 
     def few_labels(self) -> TrainingParts:
-        """Return the parts of the few-label path: pairs of rows are trained on, if at all, and the head is fitted."""
+        """Return the parts of the few-label method: optional contrastive training, then a fitted linear head."""
         tuned, few = self._start_few()
         data, model, settings = self.data, few.model, self.settings
         pool = find_pool(few.pooling, model.bert, model.tokenizer)
@@ -204,7 +207,7 @@ class _Finetuning:
             few.report_texts(self.progress)
             method = f"{few.method}, {few.fit()}"
             self.progress.say(f"few labels: {method}")
-            self._finish(run, model, tuned, used, method)
+            self._finish(run, model, tuned, used, method, advised=False)
 
         return TrainingParts(
             recorded=self.recorded | asdict(settings),
@@ -218,49 +221,116 @@ class _Finetuning:
         )
 
     def choose(self, parts: TrainingParts, fresh: bool, run: Run) -> TrainingParts:
-        """Return the parts of whichever is better on held-out training rows."""
+        """Return the parts of whichever is better on held-out training rows; fine-tuning continues from its model."""
+        quiet = replace(self, progress=StageProgress(self.progress))  # notes are shown once, by what is trained
 
         def fit(fold: TaskData) -> float:
-            _, few = replace(self, data=fold)._start_few()
+            _, few = replace(quiet, data=fold)._start_few()
             few.fit()
             return evaluate_examples(few.model, fold.kind, fold.dev, fold.metrics).metrics[fold.metrics[0]]
 
         def tune(fold: TaskData, folder: Path) -> float:
-            settings, progress = replace(self.settings, few=False, baseline=False), StageProgress(self.progress)
-            training = replace(self, data=fold, settings=settings, fit=False, progress=progress)
             try:
-                run_training(training.full(), folder, fresh=fresh, progress=progress)
+                run_training(replace(quiet, data=fold)._compared(), folder, fresh=fresh, progress=quiet.progress)
             except DivergedError:
                 return 0.0  # there is no model to score
             return float(Run(folder).results()[fold.metrics[0]])
 
-        return self.few_labels() if choose_few(run, self.data, fit, tune, self.progress) else parts
+        if choose_few(run, self.data, fit, tune, self.progress):
+            return self.few_labels()
+        compared = Run(run.folder / COMPARISON)
+        if not compared.finished:
+            return parts
+        _copy_history(compared, run)
+        tuned, wrapped = quiet._start(self.settings)
+        wrapped.bert.load_state_dict(load_folder(compared.model_folder).model.state_dict())
+        return self._continued(tuned, wrapped)
+
+    def _compared(self) -> TrainingParts:
+        """Return the parts of fine-tuning for the comparison: the model is scored once, at the end."""
+        settings = replace(self.settings, few=False)
+        tuned, wrapped = self._start(settings)
+        data = self.data
+
+        def finish(run: Run, used: ResolvedSettings) -> None:  # noqa: ARG001
+            run.write_results(evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics)
+            run.finish(tuned)
+
+        return replace(self._tune(settings, tuned, wrapped), score=dict, finish=finish)
+
+    def _continued(self, tuned: ModelFolder, wrapped: Model) -> TrainingParts:
+        """Return the parts that continue fine-tuning on all rows, with the model of the comparison."""
+        whole, epochs = self.settings, remaining_epochs(self.settings.epochs)
+        settings = replace(whole, epochs=epochs, linear_start=False)
+
+        def finish(run: Run, used: ResolvedSettings) -> None:
+            used = replace(used, epochs=whole.epochs)
+            method = f"{used.summary}; then {epochs} epochs with the rows that were held out to compare methods"
+            self._finish(run, wrapped, tuned, used, method)
+
+        return replace(self._tune(settings, tuned, wrapped), finish=finish)
 
     def _start(self, settings: ResolvedSettings) -> tuple[ModelFolder, Model]:
         tuned = add_head(self.base, self.name, self.data, settings, self.recorded, self.progress)
         return tuned, Model(tuned, device=self.device)
 
     def _start_few(self) -> tuple[ModelFolder, FewLabels]:
-        """Return the model with a head on sentence vectors: means of token states, unless settings say otherwise."""
+        """Return the model with a linear head on sentence vectors: mean pooling unless the settings or pairs differ."""
         usual: HeadPooling = "separate" if has_pairs(self.data) and not self.settings.contrastive else "mean"
         tuned, wrapped = self._start(replace(self.settings, pooling=self.settings.pooling or usual))
         return tuned, FewLabels(self.data, wrapped, self.settings)
 
     def _finish(
-        self, run: Run, wrapped: Model, tuned: ModelFolder, used: ResolvedSettings, method: str | None = None
+        self,
+        run: Run,
+        wrapped: Model,
+        tuned: ModelFolder,
+        used: ResolvedSettings,
+        method: str,
+        *,
+        advised: bool = True,
     ) -> None:
-        _finish(
-            run,
-            wrapped,
-            tuned,
-            self.data,
-            used,
-            self.recorded,
-            fit=self.fit,
-            baselines=self.baselines,
-            progress=self.progress,
-            method=method,
-        )
+        """Calibrate and fit on the dev rows, write their scores and the baseline's, advise, and finish the run.
+
+        Args:
+            run: The run.
+            wrapped: The trained model.
+            tuned: Its folder.
+            used: How it was trained.
+            method: The same in words, for the model card.
+            advised: Whether to say what to try next; a head that was fitted to convergence has nothing to try.
+        """
+        data = self.data
+        calibrate = data.kind.calibrate if used.calibrate else None
+        calibration = None if calibrate is None else calibrate(wrapped, data.dev, data.metrics)
+        if calibration is not None:
+            tuned = replace(tuned, task=calibration.task)
+            wrapped = _with_task(wrapped, tuned)
+        if self.fit and data.kind.fit_on_dev is not None:
+            tuned = replace(tuned, task=data.kind.fit_on_dev(wrapped, data.dev))
+            wrapped = _with_task(wrapped, tuned)
+        evaluation = evaluate_examples(wrapped, data.kind, data.dev, data.metrics)
+        # Training rows would tell nothing of the baseline either.
+        if used.baseline and data.dev is not data.train:
+            evaluation = replace(evaluation, baseline=baseline_scores(evaluation, self.baselines, self.progress))
+        write_report(evaluation, run.folder)
+        write_resamples(evaluation.rows, data.metrics[0], run.folder, fingerprint(data.dev))
+        if calibration is not None:
+            run.write_results(evaluation.results() | calibration.results())
+        if advised:
+            defaults = choose_defaults(tuned.model.config.hidden_size, len(data.train), used)
+            run.write_advice(advise(run.metrics(), evaluation, used, defaults, data.metrics[0]), self.progress)
+        card = finetuning_card(tuned, evaluation, method, data, self.recorded)
+        embedding = tuned.embedding.after_training(reads_mean=tuned.model.pooling != "cls")
+        run.finish(replace(tuned, embedding=embedding, card=card))
+
+
+def _copy_history(compared: Run, run: Run) -> None:
+    """Copy the measurements of the comparison before those of the run, with steps up to 0."""
+    rows = [] if run.metrics() else compared.metrics()
+    for row in rows:
+        values = {name: value for name, value in row.items() if name != "step"}
+        run.log(int(row["step"] - rows[-1]["step"]), **values)
 
 
 def _batches(
@@ -271,9 +341,9 @@ def _batches(
     device: str | None,
     progress: Progress,
 ) -> TaskBatches:
-    """Augment and encode the training rows; for a frozen model, compute its states."""
+    """Augment and encode the training rows; for a frozen model, also compute its states."""
     rows = augment_rows(data, base, settings, device, progress)
-    assert data.kind.items is not None, "a kind with labels makes items"
+    assert data.kind.items is not None, "kinds with labels have items"
     tokenizer = wrapped.tokenizer
     report_unknown(tokenizer, [text for texts in data.train.documents() for text in texts], progress)
     items = data.kind.items(rows, tokenizer, settings, progress)
@@ -289,56 +359,15 @@ def _objective(data: TaskData, wrapped: Model, settings: ResolvedSettings) -> nn
 
 
 def _recorded(source: Mapping[str, Any], model: str | Path, data: TaskData) -> dict[str, Any]:
-    """Return the facts that a resumed run is compared by."""
-    # A file that has changed meanwhile would change what is learned, or the size of the head.
+    """Return the facts that must be the same when the run is resumed."""
+    # By content: a changed file would change what is learned, or the size of the head.
     labels = None if data.labels is None else list(data.labels.names)
     facts = {"rows": len(data.train), "labels": labels, "content": fingerprint(data.train, data.dev)}
     return {"command": "finetune", "model": str(Path(model)), "base": base_files(model), **source, **facts}
 
 
-def _finish(
-    run: Run,
-    wrapped: Model,
-    tuned: ModelFolder,
-    data: TaskData,
-    settings: ResolvedSettings,
-    recorded: Mapping[str, Any],
-    *,
-    fit: bool,
-    baselines: Callable[[], Sequence[Baseline]],
-    progress: Progress,
-    method: str | None,
-) -> None:
-    """Calibrate and fit on the dev rows, write their scores and the baseline's, advise, and finish the run.
-
-    ``method`` is how the head was fitted, of the few-label path; None for fine-tuning.
-    """
-    calibrate = data.kind.calibrate if settings.calibrate else None
-    calibration = None if calibrate is None else calibrate(wrapped, data.dev, data.metrics)
-    if calibration is not None:
-        tuned = replace(tuned, task=calibration.task)
-        wrapped = _with_task(wrapped, tuned)
-    if fit and data.kind.fit_on_dev is not None:
-        tuned = replace(tuned, task=data.kind.fit_on_dev(wrapped, data.dev))
-        wrapped = _with_task(wrapped, tuned)
-    evaluation = evaluate_examples(wrapped, data.kind, data.dev, data.metrics)
-    # Training rows would tell nothing of the baseline either.
-    if settings.baseline and data.dev is not data.train:
-        evaluation = replace(evaluation, baseline=baseline_scores(evaluation, baselines, progress))
-    write_report(evaluation, run.folder)
-    write_resamples(evaluation.rows, data.metrics[0], run.folder, fingerprint(data.dev))
-    if calibration is not None:
-        run.write_results(evaluation.results() | calibration.results())
-    if method is None:
-        defaults = choose_defaults(tuned.model.config.hidden_size, len(data.train), settings)
-        run.write_advice(advise(run.metrics(), evaluation, settings, defaults, data.metrics[0]), progress)
-    card = finetuning_card(tuned, evaluation, method or settings.summary, data, recorded)
-    embedding = tuned.embedding.after_training(reads_mean=tuned.model.pooling != "cls")
-    run.finish(replace(tuned, embedding=embedding, card=card))
-
-
 def _with_task(model: Model, tuned: ModelFolder) -> Model:
-    """Return the model with values that were fitted on the dev rows; what was warned of before is not repeated."""
+    """Return the model with values fitted on the dev rows; warnings that were given before are not repeated."""
     fitted = Model(tuned, device=str(model.device))
     fitted.warnings = model.warnings
     return fitted
@@ -347,10 +376,10 @@ def _with_task(model: Model, tuned: ModelFolder) -> Model:
 def finetuning_card(
     tuned: ModelFolder, evaluation: Evaluation, method: str, data: TaskData, recorded: Mapping[str, Any]
 ) -> str:
-    """Return the model card of a fine-tuned model; ``method`` is how it was trained, ``recorded`` the run's facts."""
+    """Return the model card of a fine-tuned model; ``method`` describes the training, ``recorded`` is from the run."""
     assert tuned.task is not None
-    # After cross-validation there are no other rows to score.
-    scored = "training rows, which tell little of others" if data.dev is data.train else "dev rows"
+    # After cross-validation, the model on all rows has no other rows for an evaluation.
+    scored = "training rows, which say little about new ones" if data.dev is data.train else "dev rows"
     labels, loading = ", ".join(tuned.task.names) or data.kind.answers, loading_note(tuned.model)
     return (
         f"# BERT, fine-tuned to {tuned.task.kind}\n\n"

@@ -1,4 +1,4 @@
-"""``cloze finetune glue`` and ``clue``: fine-tune on every task whose files exist, over the same seeds, and average."""
+"""``cloze finetune glue`` and ``clue``: fine-tune on every available task with the same seeds, and average."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -37,14 +37,14 @@ def finetune_glue(
     """Fine-tune on each task, evaluate on its dev rows and write predictions for its test rows.
 
     Args:
-        source: The folder with the GLUE tasks' folders.
+        source: The folder that contains the folders of the GLUE tasks.
         model: The model folder to start from.
-        out: The folder for the runs, one per task, the average and the files to submit.
-        settings: How to train.
+        out: The folder for the runs, one per task, the average score and the files to submit.
+        settings: The training settings.
         search_settings: A grid or a number of seeds, for every task.
         device: Where to train.
-        fresh: Delete runs that are there.
-        progress: Where progress is reported.
+        fresh: Delete existing runs first.
+        progress: Receives messages and progress.
 
     Returns:
         The folder ``out``.
@@ -107,13 +107,13 @@ def _check_suite(suite: str, source: Source, search_settings: SearchSettings | N
     if search_settings is not None and search_settings.folds:
         raise ConfigError(f"{suite} has dev sets; leave out --folds")
     if source.dev is not None:
-        raise ConfigError(f"every task of {suite} has dev rows of its own; leave out --dev, or name one task")
+        raise ConfigError(f"every task of {suite} has its own dev rows; leave out --dev, or choose one task")
 
 
 def _report_absent(
     suite: Iterable[str], present: Sequence[str], settings: FinetuneSettings | None, progress: Progress
 ) -> list[str]:
-    """Check the settings for every task, before hours of training; report and return the tasks without files."""
+    """Check the settings for every task before hours of training; report and return the tasks without files."""
     for name in present:
         check_kind(find_task(name).kind, settings or FinetuneSettings())
     absent = sorted(set(suite) - set(present))
@@ -131,7 +131,7 @@ def _task_runner(
     fresh: bool,
     progress: Progress,
 ) -> Callable[[Source], tuple[dict[str, Any], Path]]:
-    """Return a function that fine-tunes on one task and returns its scores and its folder."""
+    """Return a function that fine-tunes on one task and returns its scores and the run's folder."""
 
     def run_task(source: Source) -> tuple[dict[str, Any], Path]:
         progress.say(f"{source.task}:")
@@ -146,7 +146,7 @@ def _task_runner(
             progress=progress,
         )
         results = Run(run).results()
-        # Runs that version 0.1 finished have no interval.
+        # Finished runs of version 0.1 have no interval.
         interval = {"interval": results.get("interval"), "interval_of": results.get("interval_of")}
         return {name: results[name] for name in ("metric", "mean", "deviation")} | interval, run
 
@@ -154,9 +154,9 @@ def _task_runner(
 
 
 def _average(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Average the tasks as in the paper: one metric per task, MNLI's two dev sets separately, and without WNLI.
+    """Average the tasks as in the paper: one metric per task, both of MNLI's dev sets, and without WNLI.
 
-    WNLI's dev rows contradict its training rows. MNLI's mismatched rows are scored by the best model only, since a
+    WNLI's dev rows contradict its training rows. Only the best model is evaluated on MNLI's mismatched rows, because a
     search keeps no other.
     """
     counted = {name: score for name, score in scores.items() if name != "wnli" or len(scores) == 1}
@@ -167,7 +167,7 @@ def _average(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _average_facts(means: Sequence[tuple[float, Sequence[float] | None]]) -> dict[str, Any]:
-    """Return the average of means, and its 95 % interval if each has one."""
+    """Return the average of means, and its 95 % interval if every mean has one."""
     values = [mean for mean, _ in means]
     interval = average_interval(values, [ends for _, ends in means])
     return {"average": sum(values) / len(values), "average_interval": interval}

@@ -1,9 +1,9 @@
 """Batches and loss of supervised fine-tuning, for every kind of task.
 
 The items of a task are shuffled into batches in a new order every epoch. The rows of a batch are drawn at random and
-sorted by length: most padding is not computed (``model/packing.py``), except a little in attention. Batches of rows of
-similar length would need no padding at all, but train worse: short texts often differ in kind from long ones, which
-biases the gradient of such a batch (one point of F1 on CoNLL, docs/findings.md).
+sorted by length, so that most padding is skipped (``model/packing.py``). Batches of rows of similar length would need
+no padding at all, but they train worse: short texts often differ in kind from long ones, which biases the gradient of
+such a batch (by one point of F1 on CoNLL).
 
 Dimensions: B rows of a batch, T tokens, N items.
 """
@@ -32,7 +32,7 @@ from cloze.text.oov.coverage import unknown_note
 from cloze.train.finetuning.settings import ResolvedSettings
 from cloze.train.loop import ObjectiveOutput
 
-# With similar lengths, the rows of this many batches are drawn at random, sorted by length and cut into batches.
+# With similar lengths, the rows of this many batches form a bucket, which is sorted by length and cut into batches.
 _BATCHES_PER_BUCKET = 50
 
 
@@ -42,11 +42,11 @@ class TaskBatch:
 
     inputs: Batch
     targets: Tensor  # (N,), (N, labels), (N, 2) or (N, T), depending on the head
-    sizes: tuple[int, ...]  # rows of the inputs that belong to each item
+    sizes: tuple[int, ...]  # number of input rows that belong to each item
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """The number of targets that the loss is averaged over."""
+        """The number of targets over which the loss is averaged."""
         return {"targets": count_targets(self.targets)}
 
     @property
@@ -61,7 +61,7 @@ def count_targets(targets: Tensor) -> int:
 
 
 def report_truncated(items: Sequence[Item], max_length: int, progress: Progress, noun: str = "texts") -> None:
-    """Report how many of the training items were truncated; ``noun`` is what an item is called."""
+    """Report how many training items were truncated; ``noun`` is the plural name of an item."""
     truncated = sum(any(encoding.dropped for encoding in item.encodings) for item in items)
     if truncated:
         progress.say(f"{truncated} of {len(items)} training {noun} are longer than {max_length} tokens and are cut")
@@ -95,10 +95,10 @@ class TaskBatches:
             batch_size: Items per batch.
             seed: Seed of the order.
             pad_id: The id of the padding token.
-            device: Where the tensors are put.
-            token_targets: Whether a target has one entry per token, and is padded like its tokens.
-            similar_lengths: Whether to put rows of similar length into a batch, for objectives that compare rows with
-                each other or need padded batches.
+            device: The device of the tensors.
+            token_targets: Whether each target has one entry per token, and is padded like the tokens.
+            similar_lengths: Whether to group rows of similar length, for objectives that compare rows with each other
+                or need padded batches.
         """
         self.items, self._batch_size, self._seed = items, batch_size, seed
         self._batches_per_bucket = _BATCHES_PER_BUCKET if similar_lengths else 1
@@ -108,7 +108,7 @@ class TaskBatches:
         self._epoch, self._batches = -1, list[NDArray[np.int64]]()
 
     def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch | None:  # noqa: ARG002
-        """Return a part of the batch of a step; both are counted from 0. None if there are fewer rows than parts."""
+        """Return a part of the batch of a step, both counted from 0; None if the batch has fewer rows than parts."""
         epoch, index = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._epoch, self._batches = epoch, self._shuffled(epoch)
@@ -116,7 +116,7 @@ class TaskBatches:
         return self._collate([self.items[row] for row in rows]) if len(rows) else None
 
     def largest_part(self, parts: int) -> tuple[int, int]:
-        """Return the tokens of the largest part of a batch of the first epoch, and of the longest sequence."""
+        """Return the tokens of the largest part of the first epoch's batches, and of the longest sequence."""
         batches = [part for batch in self._shuffled(0) for part in np.array_split(batch, parts)]
         longest = max(len(encoding.ids) for item in self.items for encoding in item.encodings)
         return max(int(self._lengths[rows].sum()) for rows in batches), longest
@@ -145,7 +145,7 @@ class TaskBatches:
 
 
 class TaskObjective(nn.Module):
-    """Cross-entropy of labels, answer positions or choices; squared error of numbers."""
+    """Cross-entropy for labels, answer positions and choices; squared error for numbers."""
 
     weights: Tensor | None
 
@@ -153,11 +153,11 @@ class TaskObjective(nn.Module):
         """Create the objective; ``weights`` are class weights, one per label."""
         super().__init__()
         self.model, self.head = model, head
-        # Not part of a checkpoint: the weights are computed from the training rows.
+        # Not saved in checkpoints, because the weights are computed from the training rows.
         self.register_buffer("weights", weights, persistent=False)
 
     def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
-        """Return this part's share of the loss of a batch that has ``totals`` targets."""
+        """Return this part's share of the loss of a batch with ``totals`` targets."""
         return ObjectiveOutput(task_loss(self.logits(batch), batch.targets, totals["targets"], self.weights))
 
     def logits(self, batch: TaskBatch) -> Tensor:
@@ -165,15 +165,15 @@ class TaskObjective(nn.Module):
         inputs = batch.inputs
         needed = self.model.needed_by(self.head, inputs.ids, inputs.mask)
         last = self.model(inputs.ids, inputs.segments, inputs.mask, needed).last
-        # In float32: the head is cheap, and bfloat16 would round its logits to two digits.
+        # In float32: the head is cheap, and bfloat16 would round its logits to two or three digits.
         with torch.autocast(last.device.type, enabled=False):
             return task_logits(self.model, self.head, last.float(), batch.sizes, inputs.real)
 
 
 def balanced_weights(data: TaskData) -> Tensor:
-    """Return class weights by which every label has the same total weight, however rare it is.
+    """Return class weights that give every label the same total weight, however rare it is.
 
-    For single-label tasks, rows / (labels * rows with the label), whose mean over the rows is 1. For multi-label tasks,
+    For single-label tasks: rows / (labels * rows with the label), whose mean over the rows is 1. For multi-label tasks:
     the ratio of rows without the label to rows with it.
     """
     assert data.labels is not None
@@ -212,18 +212,18 @@ def make_batches(
 # -- mean teacher ------------------------------------------------------------------------------------------------------
 
 
-# The decay is limited to (n + 1) / (n + 1 + _RAMP_UP) after n updates: early on, the average covers only the latest
-# tenth or so of the steps, so that the random head of the start is soon forgotten.
+# After n updates, the decay is at most (n + 1) / (n + 1 + _RAMP_UP). Early on, the average therefore covers only about
+# the last tenth of the steps, and soon forgets the random initial head.
 _RAMP_UP = 9
 
 
 class MeanTeacherObjective(nn.Module):
     """The loss of a task plus the weighted distance from the mean teacher's logits.
 
-    Self-distillation from a running average of the student's weights: Xu et al. (2020), "Improving BERT fine-tuning via
+    Self-distillation from a moving average of the student's weights: Xu et al. (2020), "Improving BERT fine-tuning via
     self-ensemble and self-distillation", and Tarvainen and Valpola (2017), "Mean teachers are better role models".
-    Besides the labels, the teacher's logits are a second target, by squared error. The teacher is part of the
-    checkpoint, so that a resumed run continues with it. The model that is evaluated and saved is the student.
+    The teacher's logits are a second target besides the labels, with a squared-error loss. The teacher is part of the
+    checkpoint, so that a resumed run continues with it. The student is the model that is evaluated and saved.
     """
 
     updates: Tensor
@@ -238,7 +238,7 @@ class MeanTeacherObjective(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Set the training mode of the student; the teacher stays in evaluation mode, without dropout.
 
-        The loop sets the mode at the beginning of every step, whose first part then updates the teacher.
+        The loop calls this at the start of every step, so that the first part of the step updates the teacher.
         """
         super().train(mode)
         self.teacher.eval()
@@ -246,7 +246,7 @@ class MeanTeacherObjective(nn.Module):
         return self
 
     def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
-        """Return this part's share of both losses; in training, first update the teacher by the last step."""
+        """Return this part's share of both losses; the first part of a step first updates the teacher."""
         if self._update_due:
             self._update_teacher()
             self._update_due = False
@@ -260,7 +260,7 @@ class MeanTeacherObjective(nn.Module):
 
     @torch.no_grad()
     def _update_teacher(self) -> None:
-        """Move the average towards the student; before the first step both are equal."""
+        """Move the average towards the student's weights; before the first step both are equal."""
         count = int(self.updates)
         decay = min(self._decay, (count + 1) / (count + 1 + _RAMP_UP))
         for average, weight in zip(self.teacher.model.parameters(), self.student.model.parameters(), strict=True):
@@ -270,8 +270,8 @@ class MeanTeacherObjective(nn.Module):
 
 
 def logits_distance(logits: Tensor, teacher_logits: Tensor, targets: Tensor, total: int) -> Tensor:
-    """Return a part's share of the mean squared difference of logits, for a batch that has ``total`` targets."""
-    # Missing choices and padding positions are masked in both, and do not count.
+    """Return a part's share of the mean squared difference of the logits, for a batch with ``total`` targets."""
+    # Missing choices and padding positions are masked in both models and do not contribute.
     possible = teacher_logits > IMPOSSIBLE
     squares = (logits - teacher_logits).float().masked_fill(~possible, 0.0) ** 2
     if not targets.is_floating_point():

@@ -1,7 +1,6 @@
 """``cloze.finetune``, ``adapt`` and ``distill``: training on files or data in memory, and the run that they return.
 
-Each builds a ``Source`` and settings from its arguments and calls the function that trains. Without ``out``, the run is
-in a temporary folder, which is deleted with the object.
+Without ``out``, the run is in a temporary folder, which is deleted together with the returned object.
 """
 
 import os
@@ -49,28 +48,27 @@ class FinetuneRun(os.PathLike[str]):
         folder: The run's folder.
 
     Example:
-        >>> run = cloze.finetune("classify", train=frame)
-        >>> run.metrics["accuracy"]
-        >>> run.model.classify(["What a day!"])
-        >>> run.save("runs/mood")
+        >>> run = cloze.finetune("classify", (["good", "bad"] * 20, ["pos", "neg"] * 20), epochs=2)
+        >>> run.metrics["accuracy"], run.intervals["accuracy"], run.model.classify(["good"])
+        >>> run = run.save("runs/mood")
     """
 
     def __init__(
         self, folder: str | os.PathLike[str], *, source: Source | None = None, temporary: Path | None = None
     ) -> None:
-        """``source``: the rows that it was trained on; ``temporary``: a folder to delete with this object."""
+        """``source``: the rows the model was trained on; ``temporary``: a folder to delete with this object."""
         self.folder = Path(folder)
         self._source = source
         self._delete = None if temporary is None else weakref.finalize(self, shutil.rmtree, temporary, True)
 
     @cached_property
     def model(self) -> Model:
-        """The fine-tuned model, loaded when it is first used."""
+        """The fine-tuned model, loaded at its first use."""
         return load(self.folder)
 
     @property
     def results(self) -> dict[str, Any]:
-        """All that ``eval_results.json`` holds."""
+        """The contents of ``eval_results.json``."""
         return Run(self.folder).results()
 
     @property
@@ -80,7 +78,7 @@ class FinetuneRun(os.PathLike[str]):
 
     @property
     def intervals(self) -> dict[str, list[float]]:
-        """The 95 % interval of each score, by a bootstrap over the dev rows; empty where rows have no scores."""
+        """The 95 % interval of each score, by a bootstrap over the dev rows; empty without scores per row."""
         return dict(self.results.get("intervals", {}))
 
     @property
@@ -91,25 +89,28 @@ class FinetuneRun(os.PathLike[str]):
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """The measurements of the training, one dict per logged step or evaluation."""
+        """The metrics of the training, one dict per logged step or evaluation."""
         return Run(self.folder).metrics()
 
     @cached_property
     def predictions(self) -> list[dict[str, str]]:
-        """The dev rows with their texts, labels and predictions; empty for a kind without labels."""
+        """The dev rows with their texts, labels and predictions; empty for kinds without labels."""
         path = self.folder / PREDICTIONS
         if path.is_file():
             return read_predictions(path)
-        return [] if self._source is None or is_unlabelled(self._source.task) else _predict(self.model, self._source)
+        if self._source is None or is_unlabelled(self._source.task):
+            return []
+        data = read_task(self._source)  # a run that did not record its predictions: predict again
+        return prediction_rows(evaluate_examples(self.model, data.kind, data.dev, data.metrics))
 
     @property
     def confusion(self) -> dict[str, Any] | None:
-        """The confusion matrix of a classification: labels, and counts whose rows are the expected labels."""
+        """The confusion matrix of a classification: labels, and counts whose rows are the true labels."""
         path = self.folder / CONFUSION_FILE
         return read_json(path) if path.is_file() else None
 
     def save(self, folder: str | os.PathLike[str]) -> "FinetuneRun":
-        """Copy the run to a new folder, which ``cloze.load`` and every command accept."""
+        """Copy the run to a new folder, which ``cloze.load`` and every command accept; return the copy."""
         target = Path(folder)
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ConfigError(f"{target}: exists and is not empty; choose another folder")
@@ -118,7 +119,7 @@ class FinetuneRun(os.PathLike[str]):
         return FinetuneRun(target, source=self._source)
 
     def close(self) -> None:
-        """Delete the folder of a temporary run; other runs are kept."""
+        """Delete the folder of a temporary run; do nothing for other runs."""
         if self._delete is not None:
             self._delete()
 
@@ -160,12 +161,6 @@ class FinetuneRun(os.PathLike[str]):
         return html_report(self._title, self.results, curves, self.confusion)
 
 
-def _predict(model: Model, source: Source) -> list[dict[str, str]]:
-    """Predict the dev rows again, for runs that have not recorded their predictions."""
-    data = read_task(source)
-    return prediction_rows(evaluate_examples(model, data.kind, data.dev, data.metrics))
-
-
 def finetune(
     task: str | Source,
     train: Any = None,
@@ -185,39 +180,40 @@ def finetune(
     progress: Progress | bool | None = None,
     **more: Any,
 ) -> FinetuneRun:
-    """Fine-tune a model on rows of a file or in memory; the same call resumes a run that was stopped.
+    """Fine-tune a model on rows from a file or in memory; the same call resumes an unfinished run.
 
     Args:
         task: What to learn: classify, multilabel, regress, tag, answer, choose, similarity, correction, or a published
-            task. Or a ``Source``; then the next two arguments are the model and the run's folder.
-        train: The rows: a path, a list of dicts, ``(texts, labels)``, a data frame of pandas or polars, an Arrow table,
-            a ``datasets.Dataset``, or any iterable of rows.
-        dev: Rows to score on, in any of these forms; by default, a tenth of the training rows.
-        model: The model folder or run to start from, or a hub name; the shipped model by default.
-        out: The run's folder; by default a temporary one, which is deleted with the returned object.
+            task. Or a ``Source``; the next two arguments are then the model and the run's folder.
+        train: The training rows: a path, a list of dicts, ``(texts, labels)``, a pandas or polars data frame, an Arrow
+            table, a ``datasets.Dataset``, or any iterable of rows.
+        dev: The dev rows, in any of these forms; by default, a tenth of the training rows is held out.
+        model: The model folder or run to start from, or a model or hub name; the shipped model by default.
+        out: The run's folder; by default a temporary one, which is deleted together with the returned object.
         text: The column with the texts.
-        pair: The column with second texts, if there are any.
+        pair: The column with the second texts of pairs, if there are any.
         label: The column with the labels.
-        options: To choose: the column with a list of options, or the columns with one each, commas between.
-        on_bad_row: stop, or skip and count.
-        settings: How to train; or give its fields by name.
+        options: To choose: the column with a list of options, or comma-separated columns with one each.
+        on_bad_row: ``stop``, or ``skip`` and count.
+        settings: The training settings; alternatively, pass its fields by name.
         similarity: Settings of contrastive training, for the task ``similarity``.
-        device: Where to train; the fastest device by default.
-        fresh: Delete a run that is there, and start over.
-        progress: A listener; True for a progress bar, False for silence; by default, a bar on terminals and in
-            notebooks, and elsewhere a line every ten seconds on standard error.
+        device: Where to train; by default an accelerator if there is one.
+        fresh: Delete an existing run and start over.
+        progress: A listener; True for a progress bar, False for none. By default, a bar on terminals and in notebooks,
+            otherwise a line every ten seconds on standard error.
         **more: Fields of ``FinetuneSettings`` and ``SimilaritySettings``; ``grid``, ``seeds`` or ``folds``: a search.
 
     Returns:
         The run, with ``model``, ``metrics``, ``history`` and ``predictions``; it is also the path of its folder.
 
     Raises:
-        ConfigError: If settings do not fit the task or the model, or the run was started with other settings or rows.
+        ConfigError: If settings do not fit the task or the model, or differ from those of the run to resume.
         DataError: If rows cannot be read; the message has the place of the row.
 
     Example:
-        >>> run = cloze.finetune("classify", train=frame, text="review", label="stars", epochs=3)
-        >>> run.model.classify(["What a day!"])
+        >>> rows = {"text": ["good", "bad"] * 20, "label": ["pos", "neg"] * 20}
+        >>> run = cloze.finetune("classify", rows, epochs=2)
+        >>> run.model.classify(["good"])
     """
     made, made_similarity, search_settings = make_settings(
         (FinetuneSettings, SimilaritySettings, SearchSettings), _checked_once(more, settings), _arguments(finetune)
@@ -236,7 +232,7 @@ def finetune(
 def _trainer(
     source: Source, model: str, search_settings: SearchSettings, similarity: SimilaritySettings, common: dict[str, Any]
 ) -> Callable[[Path], Path]:
-    """Return the function that trains into a folder: one run, or a search over several."""
+    """Return the function that trains into a folder: a single run, or a search over several."""
     if search_settings.several:
         from cloze.train.finetuning.search import search
 
@@ -265,25 +261,31 @@ def adapt(
     progress: Progress | bool | None = None,
     **more: Any,
 ) -> FinetuneRun:
-    """Adapt a model to a domain and a task, fine-tune it from each start, and compare.
+    """Adapt a model to a domain and a task, fine-tune it from each start, and keep a gain that is beyond noise.
 
     Args:
         task: What to learn, as for ``finetune``; or a ``Source``, followed by the domain, the model and the folder.
-        domain: Text of the domain, without labels: a list of files; or documents in memory (a data frame, a data set,
+        domain: Text of the domain, without labels: a list of files, or documents in memory (a data frame, a data set,
             a generator of texts, or ``{"text": [...]}``).
-        train: The training rows, in any form that ``finetune`` takes.
-        dev: Rows to score on.
-        model: The model folder to start from; the shipped model by default.
-        out: The run's folder; by default a temporary one.
-        test: More rows that the text must not contain.
+        train, dev: The training and dev rows, as for ``finetune``.
+        model, out: The model folder to start from and the run's folder, as for ``finetune``.
+        test: Further rows that the domain text must not contain.
         text, pair, label: The columns, as for ``finetune``.
-        adaptation: Steps of further pre-training, seeds, and what to do about leakage.
-        settings: How to fine-tune.
+        adaptation: Steps of further pre-training, number of seeds, and the handling of overlapping rows.
+        settings: The fine-tuning settings.
         device, fresh, progress: As for ``finetune``.
         **more: Fields of ``AdaptSettings`` and ``FinetuneSettings``.
 
     Returns:
-        The run.
+        The run of the best start; ``results`` has the scores and gains of all starts.
+
+    Raises:
+        ConfigError, DataError: As for ``finetune``; ``DataError`` also if the domain text contains evaluation rows.
+
+    Example:
+        >>> rows, domain = (["good", "bad"] * 20, ["pos", "neg"] * 20), {"text": ["The film was good."] * 200}
+        >>> small = {"domain_steps": 5, "task_steps": 5, "adapt_batch_size": 2, "adapt_max_length": 16}
+        >>> run = cloze.adapt("classify", domain, rows, seeds=1, epochs=1, **small)
     """
     from cloze.train.finetuning.domain_adaptation import adapt as train_starts
 
@@ -323,22 +325,29 @@ def distill(
     progress: Progress | bool | None = None,
     **more: Any,
 ) -> FinetuneRun:
-    """Distil a fine-tuned model into a smaller one; the same call resumes a run that was stopped.
+    """Distil a fine-tuned model into a smaller one; the same call resumes an unfinished run.
 
     Args:
-        task: What the teacher was trained to do; or a ``Source``, followed by the teacher and the folder.
-        train: The rows, in any form that ``finetune`` takes.
-        dev: Rows to score on.
+        task: The teacher's task; or a ``Source``, followed by the teacher and the folder.
+        train, dev: The training and dev rows, as for ``finetune``; they must have the teacher's labels.
         model: The fine-tuned teacher: a folder or a run.
         out: The run's folder; by default a temporary one.
-        unlabelled: More texts, without labels, that the teacher labels: a path or data in memory.
+        unlabelled: Additional texts, which the teacher labels: a path or data in memory.
         text, pair, label, options: The columns, as for ``finetune``.
-        settings: The student, the weights of the losses, and how to train; or give its fields by name.
+        settings: The student, the weights of the losses, and the training settings; or pass its fields by name.
         device, fresh, progress: As for ``finetune``.
         **more: Fields of ``DistillSettings``.
 
     Returns:
-        The run.
+        The run of the student.
+
+    Raises:
+        ConfigError, DataError: As for ``finetune``.
+        RequestError: If the teacher was not fine-tuned for the task.
+
+    Example:
+        >>> rows = (["good", "bad"] * 20, ["pos", "neg"] * 20)
+        >>> student = cloze.distill("classify", rows, model=cloze.finetune("classify", rows, epochs=2), layers=2)
     """
     from cloze.train.distillation.distill import distill as train_student
     from cloze.train.distillation.settings import DistillSettings
@@ -357,7 +366,7 @@ def distill(
 
 
 def _in_folder(source: Source, out: str | os.PathLike[str] | None, train: Callable[[Path], Path]) -> FinetuneRun:
-    """Train into ``out``, or into a temporary folder, of which nothing is left if the training fails."""
+    """Train into ``out``, or into a temporary folder, which is deleted if the training fails."""
     if out is not None:
         return FinetuneRun(train(Path(out)), source=source)
     temporary = Path(tempfile.mkdtemp(prefix="cloze-"))
@@ -378,12 +387,12 @@ def _model_path(model: Any) -> str:
 
 
 def _arguments(function: Callable[..., Any]) -> list[str]:
-    """Return the names of a function's own arguments, which a wrong name of a setting may have meant."""
+    """Return the names of a function's own parameters, to suggest them for a misspelled setting."""
     return [name for name in signature(function).parameters if name != "more"]
 
 
 def _checked_once(more: Mapping[str, Any], *given: Any) -> Mapping[str, Any]:
-    """Return settings that were given by name; refuse them beside an object that has them too."""
+    """Return settings given by name; refuse those that are also part of a given settings object."""
     for settings in given:
         twice = [] if settings is None else [name for name in more if hasattr(settings, name)]
         if twice:

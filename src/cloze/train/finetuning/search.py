@@ -1,8 +1,8 @@
 """Hyperparameter search (appendix A.3 of the paper): a grid, then several seeds of its best cell; or k folds.
 
-Every cell is a run of its own below RUN/cells and resumes like any run. Its score is written to RUN/search.json when it
-ends, and its model is kept only while no other is better. The search can therefore be killed at any point: the same
-command ends with the same table and the same model.
+Every cell is a run of its own below RUN/cells and resumes like any run. When it ends, its score is written to
+RUN/search.json, and its model is deleted unless it is the best of its part. A search may be killed at any point: the
+same command continues it and produces the same table and model.
 """
 
 import shutil
@@ -43,7 +43,7 @@ _LOWER_RATE = f"lower {format_option('learning_rate')}, with {format_option('fre
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a search: its name, its part ("grid", "seeds", "folds" or "whole"), its settings and its rows."""
+    """One run of a search: its name, its part ("grid", "seeds", "folds" or "whole"), settings and rows."""
 
     name: str
     part: str
@@ -53,15 +53,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellResult:
-    """The result of a cell, as it is written to the table."""
+    """The result of a cell, as written to the table."""
 
     name: str
     part: str
-    score: float  # by the task's main metric
+    score: float  # in the task's main metric
     results: Mapping[str, Any]
-    failed: str | None  # why the cell counts as failed: it predicts the same for all rows, or it diverged
+    failed: str | None  # reason of a failure: the cell predicts the same for all rows, or it diverged
     settings: Mapping[str, Any]
-    interval: Sequence[float] | None = None  # 95 %, over rows; tables of version 0.1 have none
+    interval: Sequence[float] | None = None  # 95 % interval over rows; tables of version 0.1 have none
 
     @property
     def diverged(self) -> bool:
@@ -80,23 +80,32 @@ def search(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Run a grid, several seeds or k folds, and keep the best model in the run's folder.
+    r"""Run a grid, several seeds or k folds, and keep the best model in the run's folder.
 
-    A fold is scored by a model that has not been trained on it. After k folds, the model that is kept is trained on all
-    rows; its expected score is the mean over the folds.
+    With folds, each fold is scored by a model that was not trained on it. The final model is then trained on all rows;
+    the mean over the folds estimates its score. The same call resumes an unfinished search.
 
     Args:
         source: The task and its files.
-        model: The model folder to start from.
+        model: The model folder to start from, a run, or a name.
         out: The run's folder.
-        settings: How to train each cell; a grid replaces batch size, learning rate and epochs.
-        search_settings: Whether to run a grid, how many seeds, how many folds.
-        device: Where to train.
-        fresh: Delete a run that is there.
-        progress: Where progress is reported.
+        settings: The training settings of each cell; a grid replaces batch size, learning rate and epochs.
+        search_settings: The grid, the number of seeds, or the number of folds.
+        device: Where to train; by default an accelerator if there is one.
+        fresh: Delete an existing run and start over.
+        progress: Receives messages and progress.
 
     Returns:
-        The run's folder.
+        The run's folder; ``search.json`` has the scores of all cells, ``eval_results.json`` a summary.
+
+    Raises:
+        ConfigError: If the settings contradict each other, or differ from those of the run to resume.
+        DataError: If rows cannot be read, or the training diverges in every cell.
+
+    Example:
+        >>> Path("train.csv").write_text("text,label\n" + "good,pos\nbad,neg\n" * 20)
+        >>> source, seeds = cloze.Source("classify", Path("train.csv")), cloze.SearchSettings(seeds=2)
+        >>> run = cloze.search(source, "cloze-mini", "runs/search", search_settings=seeds)
     """
     given, progress = keep_recorded_length(settings or FinetuneSettings(), out, fresh=fresh), progress or Silent()
     plan = search_settings or SearchSettings()
@@ -110,7 +119,7 @@ def search(
     with Run.open(Path(out), recorded | asdict(plan) | asdict(settings), fresh=fresh) as run:
         if not run.report_finished(progress):
             table = _ResultTable(run.folder, progress, settings, device)
-            # Fitted once, when the first cell ends. Folds differ in their rows: there is none.
+            # The baselines are fitted once, when the first cell ends; not for folds, which differ in their rows.
             settings = replace(settings, baseline=settings.baseline and not plan.folds)
             baselines = cache(partial(fit_baselines, data))
             train_cell = _CellTrainer(
@@ -130,7 +139,7 @@ def _run_cells(
     plan: SearchSettings,
     base: ModelFolder,
 ) -> None:
-    """Run the cells that have no result yet: folds and a model of all rows, or a grid and seeds of its best cell."""
+    """Run the cells without a result: the folds and a model of all rows, or the grid and the seeds of its best cell."""
     if plan.folds:
         table.fill(fold_cells(data, settings, plan.folds), train_cell)
         if train_cell(Cell(ALL_ROWS, "whole", settings, data)).diverged:
@@ -144,7 +153,7 @@ def _run_cells(
 
 
 def _read_rows(source: Source, settings: FinetuneSettings, plan: SearchSettings) -> TaskData:
-    """Read the rows; folds are made of all of them, without splitting off a dev set."""
+    """Read the rows; with folds, no dev set is split off."""
     if settings.few and (plan.grid or (plan.seeds > 1 and not settings.contrastive)):
         flag, reason = ("grid", "learning rate") if plan.grid else ("seeds", "random start")
         raise ConfigError(f"{flag} is for fine-tuning; the head of few has no {reason}; leave out one of them")
@@ -154,7 +163,7 @@ def _read_rows(source: Source, settings: FinetuneSettings, plan: SearchSettings)
         )
     if plan.folds and (settings.patience or settings.calibrate):
         either = f"{format_option('patience' if settings.patience else 'calibrate')} or {format_option('folds')}"
-        raise ConfigError(f"a fold is scored by a model that has not looked at it; leave out {either}")
+        raise ConfigError(f"each fold must be scored by a model that has not used it; leave out {either}")
     data = read_task(source, part=not plan.folds)
     if len(data.train) < plan.folds:
         raise ConfigError(f"{len(data.train)} rows cannot be split into {plan.folds} folds")
@@ -162,7 +171,7 @@ def _read_rows(source: Source, settings: FinetuneSettings, plan: SearchSettings)
 
 
 def _report_unused(settings: FinetuneSettings, progress: Progress) -> None:
-    """Report the given settings that the grid replaces by its own values."""
+    """Report the given settings that the grid replaces."""
     given = _grid_values(asdict(settings))
     unused = [f"{name} {value:g}" for name, value in given.items() if value is not None]
     if unused:
@@ -170,7 +179,7 @@ def _report_unused(settings: FinetuneSettings, progress: Progress) -> None:
 
 
 def grid_cells(data: TaskData, settings: ResolvedSettings, hidden_size: int) -> Iterator[Cell]:
-    """Yield the cells of a grid as large as the paper's, around the defaults of the model and the rows."""
+    """Yield the cells of a grid as large as the paper's, around the defaults for this model and number of rows."""
     for cell_settings in grid_settings(settings, hidden_size, len(data.train)):
         yield Cell(_cell_name(cell_settings), "grid", cell_settings, data)
 
@@ -178,14 +187,14 @@ def grid_cells(data: TaskData, settings: ResolvedSettings, hidden_size: int) -> 
 def _seed_cells(data: TaskData, settings: ResolvedSettings, plan: SearchSettings) -> Iterator[Cell]:
     for seed in range(settings.seed, settings.seed + plan.seeds):
         cell_settings = replace(settings, seed=seed)
-        # The grid has already run the first seed of its best cell: the same name reuses that result.
+        # The grid has already run the first seed of its best cell: with the same name, that result is reused.
         in_grid = plan.grid and seed == settings.seed
         name = _cell_name(cell_settings) if in_grid else f"{_cell_name(cell_settings)}-seed-{seed}"
         yield Cell(name, "seeds", cell_settings, data)
 
 
 def fold_cells(data: TaskData, settings: ResolvedSettings, folds: int) -> Iterator[Cell]:
-    """Yield one cell per fold, which is scored by a model that was trained on the others."""
+    """Yield one cell per fold, scored by a model that was trained on the other folds."""
     for fold in range(folds):
         train, dev = split_fold(data.train, fold, folds)
         yield Cell(f"fold-{fold + 1}-of-{folds}", "folds", settings, replace(data, train=train, dev=dev))
@@ -250,15 +259,15 @@ def read_cells(folder: Path) -> list[CellResult]:
 
 
 class _ResultTable:
-    """The results so far, kept on disk. Only the best model of each part is kept."""
+    """The results so far, saved on disk; only the best model of each part is kept."""
 
     def __init__(self, folder: Path, progress: Progress, settings: FinetuneSettings, device: str | None) -> None:
         self._folder, self._progress = folder, progress
         self._path = folder / TABLE
         saved = read_json(self._path) if self._path.is_file() else None
         self.rows = read_cells(folder) if saved else []
-        # With precision "auto", the choice is measured once and recorded, so that all cells use the same one, also
-        # after a restart. (Tables of early versions do not record it.)
+        # With precision "auto", the choice is measured once and recorded, so that all cells use the same one even after
+        # a restart. (Tables of early versions do not record it.)
         if saved is not None:
             self.precision: PrecisionName = saved.get("precision", settings.precision)
         else:
@@ -278,10 +287,10 @@ class _ResultTable:
             self._remove_models()
 
     def best(self, part: str) -> CellResult:
-        """Return the best cell of a part, the first of equals; a failed one only if all have failed.
+        """Return the best cell of a part, the first of equals; a failed cell only if all failed.
 
-        A model that predicts the same label for every row may well have the best score: on MRPC, "yes" to all rows has
-        a higher F1 than many models that have learned something.
+        A model that predicts the same label for every row may have the best score: on MRPC, a constant "yes" has a
+        higher F1 than many models that have learned something.
         """
         rows = [row for row in self.rows if row.part == part]
         return max(rows, key=lambda row: (not row.diverged, row.failed is None, row.score))
@@ -290,7 +299,7 @@ class _ResultTable:
         replace_json(self._path, {"precision": self.precision, "cells": [asdict(row) for row in self.rows]})
 
     def _remove_models(self) -> None:
-        """Remove all models but the best one of each part; no other can be needed later."""
+        """Remove all models except the best of each part; the others are never needed again."""
         best_names = {self.best(part).name for part in {row.part for row in self.rows}}
         for row in self.rows:
             if row.name not in best_names:
@@ -298,11 +307,11 @@ class _ResultTable:
 
 
 def _finish(run: Run, table: _ResultTable, metric: str, part: str) -> None:
-    """Write the summary and the figure, then move the kept model, whose presence marks the run as finished."""
+    """Write the summary and the figure, then move the best model into place, which marks the run as finished."""
     rows = [row for row in table.rows if row.part == part]
     best = table.best(part)
     if best.diverged:
-        raise DivergedError(f"{run.folder}: every one of {len(rows)} trainings diverged; {_LOWER_RATE}")
+        raise DivergedError(f"{run.folder}: all {len(rows)} trainings diverged; {_LOWER_RATE}")
     kept = ALL_ROWS if part == "folds" else best.name
     best_cell = {"best": best.name, "best_results": best.results, "kept": kept}
     runs = None if part == "folds" else _read_runs(run.folder, rows)
@@ -311,13 +320,13 @@ def _finish(run: Run, table: _ResultTable, metric: str, part: str) -> None:
     run.write_results({"metric": metric, **summary, **best_cell})
     draw_search(table.rows, metric, run.folder / "search.png")
     predictions = run.folder / CELLS / kept / PREDICTIONS
-    if kept != ALL_ROWS and predictions.is_file():  # that model has been trained on all rows
+    if kept != ALL_ROWS and predictions.is_file():  # the model on all rows has no dev rows to predict
         shutil.copyfile(predictions, run.folder / PREDICTIONS)
     Run(run.folder / CELLS / kept).model_folder.rename(run.model_folder)
 
 
 def _within_noise(folder: Path, table: _ResultTable) -> dict[str, Any]:
-    """Return which settings of a grid are within noise of the best, by a paired bootstrap on the same dev rows."""
+    """Return the grid's settings whose score is within noise of the best, by a paired bootstrap on the dev rows."""
     rows = [row for row in table.rows if row.part == "grid"]
     best = table.best("grid") if rows else None
     rest = [row for row in rows if row.failed is None and row is not best]
@@ -328,7 +337,7 @@ def _within_noise(folder: Path, table: _ResultTable) -> dict[str, Any]:
 
 
 def compare_searches(first: Path, second: Path) -> Difference | None:
-    """Return by how much one search scores higher, paired by seed and row; by seed alone if a run has no resamples."""
+    """Return by how much one search scores higher, paired by seed and row; by seed alone without scores of rows."""
     cells = [[row for row in read_cells(folder) if row.part == "seeds"] for folder in (first, second)]
     seeds = [[row.settings["seed"] for row in rows] for rows in cells]
     if not seeds[0] or seeds[0] != seeds[1]:

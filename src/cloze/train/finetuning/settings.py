@@ -1,6 +1,6 @@
-"""Settings of fine-tuning, of contrastive training, of a search over runs and of domain adaptation.
+"""Settings of fine-tuning, contrastive training, hyperparameter search and domain adaptation.
 
-Imports nothing heavy: the command line loads this for ``--help``. The text under a field is the help of its flag.
+Imports nothing heavy, because the command line loads it for ``--help``. The docstring of a field is its flag's help.
 """
 
 from collections.abc import Iterable
@@ -15,97 +15,108 @@ from cloze.train.settings import LoopSettings, PrecisionName, PretrainSettings, 
 Augment = Literal["none", "contextual", "edits"]
 SimilarityObjective = Literal["contrastive", "cosent", "cosine"]
 
-# Settings of the training loop, and of which layers it trains: a head that is fitted at once has none of them.
+# Settings of the training loop and of the layers it trains; a head that is fitted in closed form ignores them.
 LOOP_SETTINGS = (
     *("epochs", "batch_size", "learning_rate", "warmup", "weight_decay", "dropout", "patience"),
     *("freeze_layers", "layer_decay"),
 )
-# Settings of what is trained in place of the whole model, of where the head starts, of a second target, and of changed
-# rows.
+# Settings of what is trained instead of the whole model, of the head's initial weights, and of the mean teacher.
 TRAINABLE_SETTINGS = (
     *("adapter", "adapter_size", "frozen", "feature_head", "linear_start"),
     *("mean_teacher", "teacher_decay"),
 )
 AUGMENTATION_SETTINGS = ("augment", "augment_copies", "synonyms")
 
-# The shortest sequence: [CLS], one token, [SEP].
+# The shortest possible sequence: [CLS], one token, [SEP].
 SHORTEST = 3
 
 
 @dataclass(frozen=True)
 class FinetuneSettings:
-    """Settings of ``cloze finetune``. ``None``: chosen from model and rows (``defaults.py``)."""
+    """Settings of ``cloze finetune`` and ``cloze.finetune``. ``None``: chosen from model and rows (``defaults.py``).
+
+    Each attribute's docstring describes it, and is also the help text of its flag.
+
+    Raises:
+        ConfigError: If a value is out of range or two settings contradict each other.
+
+    Example:
+        >>> settings = cloze.FinetuneSettings(epochs=3, learning_rate=2e-5, patience=1)
+        >>> settings.batch_size is None  # chosen later, by the number of rows
+        True
+    """
 
     epochs: int | None = None
-    """Passes over the training rows; by default 3, and up to 20 where rows are few."""
+    """Passes over the training rows; by default 3, and up to 20 with few rows."""
     batch_size: int | None = None
     """Batch size: rows per optimizer step; by default 32, or 16 below 1,000 rows."""
     accumulate: int = 1
-    """Gradient-accumulation steps: more of them need less memory and give the same result."""
+    """Gradient-accumulation steps per batch; more steps need less memory and give the same result."""
     max_length: int | None = None
-    """Maximum sequence length in tokens; by default the first of 128, 256 and 512 that holds 95 % of the rows."""
+    """Maximum sequence length in tokens; by default the smallest of 128, 256 and 512 that fits 95 % of the rows."""
     long_texts: LongTexts = "cut"
-    """Longer texts: cut, head-tail (a quarter and three quarters of the length), or windows (all of it is read)."""
+    """For classify, multilabel and regress: truncate long texts (cut), keep both ends (head-tail), or use windows."""
     stride: int = 128
-    """To answer: in training, tokens from one window of a long context to the next; at most half a window."""
+    """For answer: tokens between the starts of two windows of a long context in training; at most half a window."""
     longest_answer: int = LONGEST_ANSWER
-    """To answer: maximum answer length in tokens, when scoring and later; use more where tokens are characters."""
+    """For answer: maximum answer length in tokens, in evaluation and prediction; increase it for Chinese."""
     context: bool = False
-    """To tag: read sentences together with as many of their neighbours in the document as fit."""
+    """For tag: encode each sentence with as many neighbouring sentences of its document as fit."""
     learning_rate: float | None = None
     """Peak learning rate; by default higher for smaller models (4e-4 at hidden size 256), and 1e-3 for adapters."""
     warmup: float | None = None
-    """Share of the steps over which the learning rate rises; 0.1 by default."""
+    """Fraction of the steps over which the learning rate warms up; 0.1 by default."""
     weight_decay: float = 0.01
-    """Weight decay of matrices and embeddings; biases and LayerNorm have none."""
+    """Weight decay of matrices and embeddings; biases and LayerNorm are not decayed."""
     dropout: float | None = None
-    """Dropout of hidden states and attention; the model's own by default."""
+    """Dropout probability of hidden states and attention; by default, as in the model's configuration."""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: weight the loss so that rare labels count as much as frequent ones."""
+    """For classify and multilabel: balanced weights the loss so that rare labels count as much as frequent ones."""
     patience: int = 0
-    """Early stopping: stop after this many epochs without a better dev score, and keep the best weights; 0: off."""
+    """Early stopping: epochs without a better dev score before training stops; the best weights are kept. 0: off."""
     calibrate: bool = False
-    """Fit a temperature and a threshold on the dev rows, so that probabilities are calibrated."""
+    """For classify and multilabel: calibrate probabilities by a temperature and a threshold fitted on the dev rows."""
     adapter: AdapterKind | None = None
-    """Train an adapter and freeze the model: houlsby (two bottleneck networks per layer), lora (low rank)."""
+    """Freeze the model and train an adapter: houlsby (two bottlenecks per layer) or lora (low-rank updates)."""
     adapter_size: int | None = None
-    """Size of the adapter's bottleneck (64 by default), or rank of lora (8)."""
+    """With --adapter: bottleneck size of houlsby (64 by default) or rank of lora (8 by default)."""
     frozen: Features | None = None
-    """Train only a head on frozen states: last layer, last4 concatenated, or a learned mix of all layers."""
+    """Freeze the model and train only a head on its states: last layer, last4 concatenated, or a learned mix of all."""
     feature_head: FeatureHead = "linear"
-    """Head on frozen states: linear, or lstm (two layers, bidirectional)."""
+    """With --frozen: the head, linear or lstm (two bidirectional layers)."""
     freeze_layers: int = 0
-    """Freeze the embeddings and this many of the lowest layers; 0: train the whole model."""
+    """Number of lowest layers to freeze together with the embeddings; 0: train the whole model."""
     layer_decay: float = 1.0
-    """Learning rate of each layer as a fraction of that of the layer above it."""
+    """Layer-wise learning-rate decay: the rate of each layer as a fraction of the rate of the layer above it."""
     pooling: HeadPooling | None = None
-    """What the head reads: cls (with pooler), mean of tokens, separate (compares pairs); by default, as the model."""
+    """For texts and choices, input of the head: cls (pooler), mean, or separate (pairs encoded apart)."""
     linear_start: bool | None = None
-    """Start the head at a linear model on the untrained vectors, not at random; by default, if texts are separate."""
+    """For classify, multilabel and regress: initialize the head from a linear model; default with separate pooling."""
     mean_teacher: float = 0.0
-    """Weight of a mean teacher: a second target, predicted by the moving average of the weights; 0: off."""
+    """Weight of the mean-teacher loss, whose targets come from a moving average of the weights; 0: off."""
     teacher_decay: float = 0.999
-    """Decay of that moving average per step."""
+    """With --mean-teacher: decay of the moving average per step."""
     augment: Augment = "none"
-    """Augment the training rows: contextual (words predicted by the model), edits (swap, delete, repeat, replace)."""
+    """For classify, multilabel and regress: augment by contextual (predicted) words or by edits (swap, delete, ...)."""
     augment_copies: int = 1
-    """Number of augmented copies per training row."""
+    """With --augment: number of augmented copies per training row."""
     synonyms: str | None = None
-    """For edits: a file with a word and its synonyms per line; by default, words with similar embeddings."""
+    """With --augment edits: a file with a word and its synonyms per line; by default, words with similar embeddings."""
     baseline: bool = True
-    """Compare the scores with a simple model's on the same rows, such as TF-IDF + logistic regression."""
+    """Compare the scores with those of a simple model on the same rows, such as TF-IDF + logistic regression."""
     few: bool | None = None
-    """Few labels: fit only a linear head on sentence vectors; by default, compared with fine-tuning below 500 rows."""
+    """For classify, multilabel and regress: fit only a linear head on sentence vectors; by default, below 500 rows
+    both this and fine-tuning are tried."""
     contrastive: bool = False
-    """With few: first train the vectors on pairs of rows, which have the same label or not (SetFit)."""
+    """For classify, with --few: first train the vectors on pairs of rows with equal or different labels (SetFit)."""
     precision: PrecisionName = "auto"
-    """fp32, bf16, or auto: bf16 where it is faster. Weights, heads and dev scores are always float32."""
+    """Training precision: fp32, bf16, or auto (bf16 where it is faster). Weights and dev scores are always float32."""
     checkpointing: bool = False
-    """Gradient checkpointing: recompute activations in the backward pass; a third more time, much less memory."""
+    """Gradient checkpointing: recompute activations in the backward pass; about a third slower, much less memory."""
     save_every: int = 500
     """Steps between checkpoints."""
     seed: int = 0
-    """Random seed of the new head, order and dropout."""
+    """Random seed of the new head, the order of the rows and dropout."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -128,8 +139,8 @@ class FinetuneSettings:
         self._check_mean_teacher()
         self._check_augmentation()
         if self.contrastive and not self.few:
-            raise ConfigError("contrastive trains vectors for the head of few labels; give few too, or leave it out")
-        # Checks the ranges of the other values, with stand-ins for what is not chosen yet.
+            raise ConfigError("contrastive trains the vectors of few; set few as well, or leave it out")
+        # Checks the ranges of the other values, with placeholders for those that are not chosen yet.
         LoopSettings(
             steps=1,
             learning_rate=1e-4 if self.learning_rate is None else self.learning_rate,
@@ -141,7 +152,7 @@ class FinetuneSettings:
         )
 
     def _check_trainable(self) -> None:
-        """Refuse values out of range, and combinations of which one part would be ignored."""
+        """Refuse values out of range, and combinations in which one setting would be ignored."""
         if self.freeze_layers < 0:
             raise ConfigError(f"freeze_layers is {self.freeze_layers}; a number of layers was expected, or 0 for none")
         if not 0 < self.layer_decay <= 1:
@@ -169,15 +180,16 @@ class FinetuneSettings:
             )
         if self.pooling == "separate" and self.contrastive:
             raise ConfigError(
-                "pooling is 'separate', but contrastive trains on pairs of rows, read as one sequence each; leave out "
-                "one of them"
+                "pooling is 'separate', but contrastive trains on pairs of rows, each encoded as one sequence; leave "
+                "out one of them"
             )
         chosen = [name for name in ("adapter", "frozen") if getattr(self, name) is not None]
         chosen += ["freeze_layers"] if self.freeze_layers else []
         chosen += ["layer_decay"] if self.layer_decay != 1 else []
-        # freeze_layers and layer_decay go together; with an adapter or frozen states there is nothing left to freeze.
+        # freeze_layers and layer_decay can be combined; with an adapter or frozen states there is nothing left to
+        # freeze.
         if len(chosen) > 1 and chosen[0] in ("adapter", "frozen"):
-            raise ConfigError(f"{' and '.join(chosen)} exclude each other; each says what is trained: choose one")
+            raise ConfigError(f"{' and '.join(chosen)} exclude each other; each sets what is trained: choose one")
 
     def _check_mean_teacher(self) -> None:
         if not 0 <= self.mean_teacher < float("inf"):
@@ -187,31 +199,31 @@ class FinetuneSettings:
         if self.mean_teacher and self.frozen is not None:
             raise ConfigError("mean_teacher and frozen exclude each other; a frozen model has nothing to average")
         if self.teacher_decay != FinetuneSettings.teacher_decay and not self.mean_teacher:
-            raise ConfigError(f"teacher_decay is {self.teacher_decay}, but nothing is averaged; give mean_teacher too")
+            raise ConfigError(f"teacher_decay is {self.teacher_decay}, but there is no teacher; set mean_teacher too")
 
     def _check_augmentation(self) -> None:
         if self.augment_copies < 1:
             raise ConfigError(f"augment_copies is {self.augment_copies}; at least 1 was expected")
         if self.augment_copies > 1 and self.augment == "none":
             raise ConfigError(
-                f"augment_copies is {self.augment_copies}, but no rows are made; choose contextual or edits as augment"
+                f"augment_copies is {self.augment_copies}, but augment is none; choose contextual or edits as augment"
             )
         if self.synonyms is not None and self.augment != "edits":
             raise ConfigError(f"synonyms are for edits; augment is {self.augment}")
 
     def chosen(self, names: Iterable[str]) -> list[str]:
-        """Return those of the settings that differ from their defaults."""
+        """Return which of the given settings differ from their defaults."""
         return [name for name in names if getattr(self, name) != getattr(FinetuneSettings, name)]
 
     @property
     def trains_all(self) -> bool:
-        """Whether the model itself is trained, and not only what is added to it."""
+        """Whether the model's own weights are trained, rather than an adapter or a head only."""
         return self.adapter is None and self.frozen is None
 
 
 @dataclass(frozen=True)
 class ResolvedSettings(FinetuneSettings):
-    """Settings of fine-tuning in which every value is set, as a run records them."""
+    """Fine-tuning settings with every value set, as a run records them."""
 
     epochs: int = 3
     batch_size: int = 32
@@ -221,7 +233,7 @@ class ResolvedSettings(FinetuneSettings):
 
     @property
     def summary(self) -> str:
-        """One line for the model card."""
+        """The main settings in one line, for the model card."""
         return (
             f"{self.epochs} epochs, batch size {self.batch_size}, learning rate {self.learning_rate:g}, "
             f"seed {self.seed}, computed in {self.precision}"
@@ -243,14 +255,14 @@ class ResolvedSettings(FinetuneSettings):
 
 @dataclass(frozen=True)
 class SimilaritySettings:
-    """Settings of training for similarity, besides those of fine-tuning."""
+    """Additional settings of training for similarity."""
 
     objective: SimilarityObjective | None = None
-    """For similarity: contrastive; cosent or cosine for pairs with scores or 0/1 labels; by default as the rows are."""
+    """For similarity: contrastive, or cosent or cosine for pairs with scores or 0/1 labels; by default, by the rows."""
     temperature: float = 0.05
-    """For similarity: cosines are divided by it; the lower, the more the most similar wrong texts count."""
+    """For similarity: temperature of the softmax over cosines; lower values weight hard negatives more."""
     vectors: str | None = None
-    """For similarity: the pooling to train, such as mean, mean_words, cls or pooler; by default, that of the folder."""
+    """For similarity: the pooling to train, such as mean, mean_words, cls or pooler; by default, the model's."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -262,8 +274,8 @@ class SimilaritySettings:
 
 
 def check_similarity_settings(task: str, similarity: SimilaritySettings) -> None:
-    """Refuse settings of contrastive training for another task, which would ignore them."""
-    from cloze.tasks.similarity.kind import SIMILARITY  # imports numpy, which help must not
+    """Refuse settings of training for similarity in another task, which would ignore them."""
+    from cloze.tasks.similarity.kind import SIMILARITY  # deferred: it imports numpy, which --help must not load
 
     for field in fields(similarity):
         value = getattr(similarity, field.name)
@@ -273,14 +285,24 @@ def check_similarity_settings(task: str, similarity: SimilaritySettings) -> None
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Whether fine-tuning is one run or several."""
+    """Settings of ``cloze.search``: several fine-tuning runs over a grid, seeds or folds.
+
+    Each attribute's docstring describes it, and is also the help text of its flag.
+
+    Raises:
+        ConfigError: If a value is out of range, or folds are combined with a grid or seeds.
+
+    Example:
+        >>> cloze.SearchSettings(seeds=3).several
+        True
+    """
 
     grid: bool = False
-    """Try 18 settings (batch 16, 32; 0.5, 1, 2 times the default rate; epochs around the default); use the best."""
+    """Grid search over 18 settings (batch sizes 16 and 32; three learning rates; three numbers of epochs)."""
     seeds: int = 1
-    """Number of runs with different seeds; the best model is kept, the mean is reported with its 95 % interval."""
+    """Number of runs with different seeds; keeps the best model and reports the mean with its 95 % interval."""
     folds: int = 0
-    """Cross-validation where there is no dev set: this many models, each scored on rows it has not seen."""
+    """Number of cross-validation folds, for data without a dev set; 0: off."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -301,26 +323,36 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class AdaptSettings:
-    """Settings of ``cloze adapt``: further pre-training on domain text and task text before fine-tuning."""
+    """Settings of ``cloze adapt`` and ``cloze.adapt``: further pre-training on domain and task text.
+
+    Each attribute's docstring describes it, and is also the help text of its flag.
+
+    Raises:
+        ConfigError: If a value is out of range or the masking is not available here.
+
+    Example:
+        >>> cloze.AdaptSettings(domain_steps=500, overlap="drop").masking
+        'word'
+    """
 
     domain_steps: int = 2000
     """Optimizer steps on the domain text."""
     task_steps: int = 300
     """Optimizer steps on the texts of the training rows."""
     adapt_learning_rate: float = 1e-4
-    """Peak learning rate of both."""
+    """Peak learning rate of both pre-training stages."""
     adapt_batch_size: int = 32
-    """Batch size of both."""
+    """Batch size of both pre-training stages, in sequences per optimizer step."""
     adapt_max_length: int = 128
-    """Maximum sequence length of both, in tokens."""
+    """Maximum sequence length of both pre-training stages, in tokens."""
     masking: Masking = "word"
-    """Unit of masking: token, word, ngram, span."""
+    """Unit of masking: token, word, ngram or span."""
     held_out: float = 0.05
-    """Share of the documents that is held out for evaluation."""
+    """Fraction of the domain documents that is held out for evaluation."""
     seeds: int = 3
-    """Fine-tuning runs per starting model; gains are paired by seed and by dev row."""
+    """Number of fine-tuning runs per starting model; gains are paired by seed and by dev row."""
     overlap: Literal["refuse", "drop", "allow"] = "refuse"
-    """If dev or test rows occur in the text: refuse it, drop the documents in which they do, or allow it."""
+    """If dev or test rows occur in the domain text: refuse the text, drop the affected documents, or allow them."""
 
     def __post_init__(self) -> None:
         check_types(self)

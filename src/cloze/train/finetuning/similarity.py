@@ -1,9 +1,9 @@
-"""``cloze finetune similarity``: vectors that tell texts apart, learned from texts, from pairs, or from rated pairs.
+"""``cloze finetune similarity``: train text vectors on texts, on matching pairs, or on scored pairs.
 
-Texts alone (SimCSE, Gao et al. 2021): a text is read twice, with different dropout, and is to find itself among the
-other texts of its batch. Of rows with two texts that belong together, the one is to find the other. Pairs with scores
-or 0/1 labels: the order of their cosines is to be that of the scores (CoSENT, Su 2022), or the cosine is to be the
-score (cosine regression, Reimers and Gurevych 2019). The loop and the run are those of fine-tuning.
+Texts alone (SimCSE, Gao et al. 2021): each text is encoded twice with different dropout, and must identify its second
+encoding among the other texts of the batch. Matching pairs: each first text must identify its second one. Pairs with
+scores or 0/1 labels: the order of the cosines must match that of the scores (CoSENT, Su 2022), or the cosine must equal
+the score (cosine regression, Reimers and Gurevych 2019). Loop and run are those of fine-tuning.
 
 Dimensions: B texts or pairs of a batch, H hidden size.
 """
@@ -24,7 +24,7 @@ from cloze.model.surgery import with_heads
 from cloze.predict import Model, write_report
 from cloze.predict.embeddings.pooling import Pool, find_pool
 from cloze.predict.embeddings.whitening import geometry
-from cloze.predict.evaluation import embed_both
+from cloze.predict.evaluation import embed_both, evaluate_vectors
 from cloze.progress import Progress, Silent
 from cloze.tasks.examples import DEV_SHARE, Item, fingerprint, split_dev
 from cloze.tasks.reports import card_scores
@@ -60,21 +60,21 @@ from cloze.train.finetuning.trainable import check_label_free_settings, check_le
 from cloze.train.loop import ObjectiveOutput
 from cloze.train.run import Run
 
-# Texts that are looked at for how they spread, where nobody says how alike they are.
+# Number of training texts whose geometry is reported if there are no dev pairs.
 _LOOKED_AT = 1000
-# The same for every model: the defaults by size were measured on labelled rows only.
+# Used for every model, because the defaults by model size were measured only on labelled rows.
 _DEFAULTS = TrainingDefaults(learning_rate=5e-5, epochs=3, batch_size=32)
 
 
 class PairObjective(nn.Module):
-    """The loss of pairs of texts: contrastive without ratings, CoSENT or cosine regression with them."""
+    """The loss of text pairs: contrastive without scores, CoSENT or cosine regression with scores."""
 
     def __init__(self, model: nn.Module, pool: Pool, objective: SimilarityObjective, temperature: float) -> None:
         super().__init__()
         self.model, self._pool, self._objective, self._temperature = model, pool, objective, temperature
 
     def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
-        """This part's share of the loss of a batch; texts are compared within a part."""
+        """Return this part's share of the loss of a batch; texts are compared only within a part."""
         inputs = batch.inputs
         last = self.model(inputs.ids, inputs.segments, inputs.mask).last
         real = replace(inputs, mask=inputs.real)
@@ -87,13 +87,13 @@ class PairObjective(nn.Module):
         cosines = (firsts * seconds).sum(-1)  # (B,)
         if self._objective == "cosine":
             return ObjectiveOutput(functional.mse_loss(cosines, batch.targets, reduction="sum") * share)
-        # One logarithm over all pairs of pairs, not a sum over rows: a part counts by its size.
+        # CoSENT is one logarithm over all pairs of pairs, not a sum over rows, so the part is weighted by its size.
         return ObjectiveOutput(cosent(cosines, batch.targets, self._temperature) * len(cosines) * share)
 
 
 def contrast(firsts: Tensor, seconds: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The summed loss of unit vectors, (B, H) each, and how many find their partner."""
-    # Not in bfloat16: cosines differ in the digits that it rounds off.
+    """Return the summed loss of unit vectors, (B, H) each, and how many vectors are closest to their partner."""
+    # Not in bfloat16, which rounds off the digits in which cosines differ.
     with torch.autocast(firsts.device.type, enabled=False):
         cosines = firsts @ seconds.T / temperature  # (B, B)
     own = torch.arange(len(firsts), device=firsts.device)
@@ -101,21 +101,21 @@ def contrast(firsts: Tensor, seconds: Tensor, temperature: float) -> tuple[Tenso
 
 
 def cosent(cosines: Tensor, scores: Tensor, temperature: float) -> Tensor:
-    """Return the CoSENT loss, log(1 + sum of exp((cos_j - cos_i) / temperature) over all i rated above j).
+    """Return the CoSENT loss: log(1 + sum of exp((cos_j - cos_i) / temperature) over all i with a higher score than j).
 
     Args:
         cosines: The cosine of each pair, (B,).
-        scores: Its rating, (B,); only the order counts.
-        temperature: What the cosines are divided by.
+        scores: The score of each pair, (B,); only the order matters.
+        temperature: Divisor of the cosines.
     """
-    above = scores[:, None] > scores[None, :]  # (B, B): row i is rated above column j
+    above = scores[:, None] > scores[None, :]  # (B, B): row i has a higher score than column j
     excess = (cosines[None, :] - cosines[:, None]) / temperature
     return torch.logsumexp(torch.cat([excess.new_zeros(1), excess[above]]), 0)
 
 
 @dataclass(frozen=True)
 class SimilarityData:
-    """Texts to train on, with their partners and ratings if they have any, and what to score on."""
+    """Texts to train on, with their partners and scores if they have any, and the dev data."""
 
     texts: list[str]
     partners: list[str] | None
@@ -125,12 +125,12 @@ class SimilarityData:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The first is the one that counts."""
+        """The metrics of the dev data; the first is the main one."""
         return ("anisotropy", "uniformity") if isinstance(self.dev, list) else self.dev.metrics
 
     @property
     def cosine_targets(self) -> list[float]:
-        """The ratings as cosines: scores outside of [-1, 1] are scaled to [0, 1]."""
+        """The scores as cosines: scores outside of [-1, 1] are scaled to [0, 1]."""
         assert self.scores is not None
         least, most = min(self.scores), max(self.scores)
         if least >= -1 and most <= 1:
@@ -138,8 +138,8 @@ class SimilarityData:
         return [(score - least) / (most - least or 1.0) for score in self.scores]
 
     def recorded(self) -> dict[str, Any]:
-        """What tells these texts from others, as a run writes it down."""
-        # Texts to look at are some of those to train on.
+        """Return the facts that must be the same when the run is resumed."""
+        # A list of dev texts is a part of the training texts.
         scored = () if isinstance(self.dev, list) else (self.dev,)
         return {"rows": len(self.texts), "content": fingerprint(replace(self, notes=()), *scored)}
 
@@ -155,7 +155,7 @@ def finetune_similarity(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Train on a text file, a text a line, or on a table; return the run's folder. The same call goes on."""
+    """Train on a text file with one text per line, or on a table; return the run's folder. The same call resumes it."""
     given, progress = settings or FinetuneSettings(), progress or Silent()
     similarity = similarity or SimilaritySettings()
     check_label_free_settings(given, SIMILARITY.name)
@@ -195,7 +195,7 @@ def finetune_similarity(
 
 
 def _check_settings(given: FinetuneSettings, objective: SimilarityObjective, data: SimilarityData) -> None:
-    """Refuse settings that do not fit the objective or the rows to score on."""
+    """Refuse settings that do not fit the objective or the dev data."""
     if given.accumulate > 1 and objective != "cosine":
         raise ConfigError(
             f"accumulate is {given.accumulate}, but {objective} compares all texts of a batch with each other; "
@@ -203,13 +203,13 @@ def _check_settings(given: FinetuneSettings, objective: SimilarityObjective, dat
         )
     if given.patience and isinstance(data.dev, list):
         raise ConfigError(
-            f"patience is {given.patience}, but there is no {format_option('dev')} file of scored pairs, or of pairs "
-            "that belong together, to wait on"
+            f"patience is {given.patience}, but early stopping needs a {format_option('dev')} file of scored or "
+            "matching pairs"
         )
 
 
 def read_similarity(source: Source, objective: SimilarityObjective | None = None) -> SimilarityData:
-    """Read what to train on and what to score on; ``objective`` is None where the rows decide it."""
+    """Read the training and dev data; if ``objective`` is None, the rows determine it."""
     rated = _is_table(source) and source.pair is not None and has_labels(source, source.data)
     if objective in ("cosent", "cosine") and not rated:
         raise ConfigError(
@@ -222,19 +222,19 @@ def read_similarity(source: Source, objective: SimilarityObjective | None = None
 
 
 def _is_table(source: Source) -> bool:
-    """Whether the data has columns; a text file has them if they were named."""
+    """Return whether the data has columns; those of a text file must have been named."""
     return is_table(source.data) or source.columns is not None
 
 
 def _read_rated_pairs(source: Source, objective: SimilarityObjective) -> SimilarityData:
-    """Pairs with scores or 0/1 labels; without a dev file, a tenth of them is held out."""
+    """Read pairs with scores or 0/1 labels; without a dev file, a tenth of them is held out."""
     columns = RowSettings(source.text, source.pair, source.label, columns=source.columns, on_bad_row=source.on_bad_row)
     pairs = read_scored_pairs(source.data, columns)
     if len(set(pairs.scores)) < 2:
         raise DataError(
             f"{source.data}: every label in {source.label!r} is {pairs.scores[0]:g}, so there is no order to learn; "
-            f"expected scores or both 0 and 1; {format_option('objective', 'contrastive')} takes every pair as "
-            "belonging together"
+            f"expected scores or both 0 and 1; {format_option('objective', 'contrastive')} treats every pair as "
+            "matching"
         )
     notes = [f"objective {objective}: {source.label!r} has {pairs.described} ({len(pairs):,} pairs)"]
     notes += [f"{pairs.skipped} bad training rows were skipped"] if pairs.skipped else []
@@ -243,12 +243,12 @@ def _read_rated_pairs(source: Source, objective: SimilarityObjective) -> Similar
         dev = read_rated(source, source.dev)
     else:
         pairs, dev = split_dev(pairs)
-        notes.append(f"no {format_option('dev')} file: {len(dev)} of the training rows, a tenth, are kept for scoring")
+        notes.append(f"no {format_option('dev')} file: {len(dev)} of the training rows, a tenth, are held out")
     return SimilarityData(pairs.firsts, pairs.seconds, dev, pairs.scores, tuple(notes))
 
 
 def _read_positives(source: Source, *, rated: bool) -> SimilarityData:
-    """Texts, each of them once: the same text twice in a batch would be its own wrong answer."""
+    """Read texts without duplicates: in a batch, a second copy of a text would count as a non-matching text."""
     notes: tuple[str, ...] = ()
     if rated:
         both, notes = _read_labelled_positives(source)
@@ -267,15 +267,15 @@ def _read_positives(source: Source, *, rated: bool) -> SimilarityData:
         unused -= {source.text, source.pair or source.text}
         if source.pair is not None and unused:
             notes = (
-                f"every pair is taken as belonging together; not read: {', '.join(sorted(unused))}; "
+                f"every pair is treated as matching; columns not used: {', '.join(sorted(unused))}; "
                 f"{format_option('label')} names a column with scores or 0/1 labels",
             )
     else:
         both = [(line, None) for document in read_documents([source.data]) for line in document]
-    partners = dict(reversed(both))  # of a text that comes twice, its first partner
+    partners = dict(reversed(both))  # a text that occurs more than once keeps its first partner
     texts = list(dict.fromkeys(text for text, _ in both))
     if len(texts) < 2:
-        raise DataError(f"{source.data}: {len(texts)} different texts; some hundreds at the least were expected")
+        raise DataError(f"{source.data}: {len(texts)} different texts; at least a few hundred were expected")
     dev: ScoredPairs | QuestionAnswers | list[str]
     if source.dev is not None:
         dev = read_rated(source, source.dev)
@@ -287,7 +287,7 @@ def _read_positives(source: Source, *, rated: bool) -> SimilarityData:
 
 
 def _read_labelled_positives(source: Source) -> tuple[list[tuple[str, str | None]], tuple[str, ...]]:
-    """Pairs with labels, for ``--objective contrastive``: those labelled 0 do not belong together."""
+    """Read pairs with labels for ``--objective contrastive``; those labelled 0 are dropped, as they do not match."""
     rows = list(
         read_rows(
             source.data,
@@ -301,12 +301,12 @@ def _read_labelled_positives(source: Source) -> tuple[list[tuple[str, str | None
     if {row.label for row in rows} <= {"0", "1", "0.0", "1.0"}:
         kept = [(row.text, row.pair) for row in rows if row.label in ("1", "1.0")]
         return kept, (f"{len(rows) - len(kept)} of {len(rows)} pairs are labelled 0 and left out by contrastive",)
-    note = f"objective contrastive: every pair is taken as belonging together; {source.label!r} is not used"
+    note = f"objective contrastive: every pair is treated as matching; {source.label!r} is not used"
     return [(row.text, row.pair) for row in rows], (note,)
 
 
 def _choose_length(data: SimilarityData, tokenizer: Tokenizer, settings: FinetuneSettings) -> ChosenLength | None:
-    """Choose the maximum length for the texts and their partners; None if it is set."""
+    """Choose the maximum length for the texts and their partners; None if the settings have one."""
     if settings.max_length is not None:
         return None
 
@@ -321,7 +321,7 @@ def _choose_length(data: SimilarityData, tokenizer: Tokenizer, settings: Finetun
 def _start(
     base: ModelFolder, data: SimilarityData, settings: ResolvedSettings, similarity: SimilaritySettings
 ) -> ModelFolder:
-    """The encoder of the base, without heads: what they learned belongs to other states."""
+    """Return the base model without heads, which would not fit the new states."""
     pooling: Any = similarity.vectors or base.embedding.pooling
     try:
         find_pool(pooling, base.model, base.tokenizer)
@@ -329,9 +329,9 @@ def _start(
         raise ConfigError(str(error)) from error
     bert = with_heads(base.model, (), keep=False, seed=settings.seed, dropout=settings.dropout)
     if data.partners is None and not bert.config.dropout > 0:
-        raise ConfigError("dropout is 0, but without it a text read twice is the same; use 0.1, or rows with pairs")
+        raise ConfigError("dropout is 0, but both encodings of a text are then equal; use 0.1, or rows with pairs")
     freeze_lowest(bert, settings.freeze_layers)
-    # The folder keeps its own maximum length; that of the settings is for training.
+    # The saved model keeps its own maximum length; that of the settings is for training only.
     return ModelFolder(bert, base.tokenizer, None, EmbeddingSettings(pooling, normalize=True))
 
 
@@ -343,11 +343,11 @@ def _batches(
     wrapped: Model,
     progress: Progress,
 ) -> TaskBatches:
-    """A text and its partner, or itself again, an item; where partners are to be found, of like length in a batch."""
+    """Return batches of texts with their partners, or with themselves; for contrastive, of similar length."""
     longest = tuned.tokenizer.max_length
     tokenizer = tuned.tokenizer.with_max_length(min(settings.max_length, longest))
     if settings.max_length > longest:
-        progress.say(f"the model reads at most {longest} tokens")
+        progress.say(f"the model accepts at most {longest} tokens")
     report_unknown(tokenizer, [*data.texts, *(data.partners or ())], progress)
     firsts = tokenizer.encode_batch(data.texts)
     seconds = firsts if data.partners is None else tokenizer.encode_batch(data.partners)
@@ -357,8 +357,8 @@ def _batches(
     items = [Item((one, other), target) for one, other, target in zip(firsts, seconds, targets, strict=True)]
     report_truncated(items, tokenizer.max_length, progress)
     if tokenizer.max_length < longest:
-        progress.say(f"trained with the first {tokenizer.max_length} tokens; the model still reads up to {longest}")
-    # With lengths that differ, length would tell which texts are partners.
+        progress.say(f"trained on the first {tokenizer.max_length} tokens; the model still accepts up to {longest}")
+    # With different lengths in a batch, the length alone would identify the partner.
     alike = objective == "contrastive"
     return TaskBatches(
         items, settings.batch_size, settings.seed, tokenizer.pad_id, wrapped.device, similar_lengths=alike
@@ -380,21 +380,21 @@ def _finish(
     settings: ResolvedSettings,
     progress: Progress,
 ) -> None:
-    """Write scores and advice, and end the run."""
+    """Write scores, advice and model card, and finish the run."""
     if isinstance(data.dev, list):
         scored = _score(wrapped, data)
         run.write_results({**scored, "rows": len(data.texts)})
         scores = "\n".join(f"- {name}: {value:.4f}" for name, value in scored.items())
     else:
-        evaluation = data.dev.evaluation(*embed_both(wrapped, data.dev))
+        evaluation = evaluate_vectors(wrapped, data.dev, baseline=settings.baseline, progress=progress)
         write_report(evaluation, run.folder)
         scores = card_scores(evaluation)
-    # Without scored pairs, no dev score tells whether more training would help.
+    # Without scored pairs, no dev score shows whether more training would help.
     metric = data.metrics[0] if isinstance(data.dev, ScoredPairs) else ""
     run.write_advice(advise(run.metrics(), None, settings, _DEFAULTS, metric), progress)
     card = (
         "# BERT, trained for similarity\n\n"
-        f"- gives: one vector a text ({tuned.embedding.pooling} of the tokens, of length 1)\n"
+        f"- output: one vector per text ({tuned.embedding.pooling} of the tokens, of length 1)\n"
         f"- training: {len(data.texts):,} texts, {settings.summary}\n\n{scores}\n"
     )
     run.finish(replace(tuned, card=card))

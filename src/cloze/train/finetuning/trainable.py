@@ -1,10 +1,10 @@
-"""Load the model to fine-tune, check it against task and settings, and choose the trainable parameters.
+"""Load the model to fine-tune, check it against task and settings, and select the trainable parameters.
 
 These are the whole model, its upper layers, an adapter, or a head on frozen states.
 
-The choice is made before the training loop: adapters are attached, and frozen parameters have ``requires_grad`` off, so
-that the optimizer never sees them. A run records its settings and is only resumed with the same ones, so settings that
-can never work are rejected before anything is recorded.
+The selection happens before the training loop: adapters are attached, and frozen parameters get
+``requires_grad=False``, so that the optimizer never receives them. A run is resumed only with the settings it recorded,
+so settings that cannot work are rejected before anything is recorded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,23 +38,23 @@ from cloze.train.finetuning.settings import (
     ResolvedSettings,
 )
 
-# Bottleneck size or rank: at most 4 % of the parameters are trained, of MiniLM as of BERT-base.
+# Default bottleneck size or rank: at most 4 % of the parameters are trained, both for MiniLM and for BERT-base.
 SIZES = {"houlsby": 64, "lora": 8}
-# Layers that ``last4`` reads.
+# Number of layers that ``last4`` uses.
 _LAST_LAYERS = 4
-# Bytes for cached frozen states; if they need more, they are recomputed in every epoch.
+# Memory for cached frozen states in bytes; if they need more, they are recomputed in every epoch.
 STATES_BUDGET = 2 * 2**30
-# Pairs up to which a model that was made for vectors of single texts reads them separately. It was measured with 3,000
-# pairs (docs/experiments/10-pairs-of-texts.md); with very many, reading both as one sequence is learned.
+# With up to this many pairs, a model made for vectors of single texts encodes the two texts separately. Measured with
+# 3,000 pairs (docs/experiments/10-pairs-of-texts.md); with very many pairs, a joint encoding is learned.
 _FEW_PAIRS = 10_000
 
 
 def choose_pooling(base: ModelFolder, data: TaskData, settings: FinetuneSettings, progress: Progress) -> HeadPooling:
-    """Return what the new head reads: as the settings say, or else as suits the folder; report what is not usual."""
+    """Return the pooling of the new head: the given one, else one that suits the model; report unusual choices."""
     head = data.kind.head
     assert head is not None, "a kind with labels has a head"
     if head not in POOLED_HEADS or settings.frozen is not None:
-        return "cls"  # frozen states are pooled by their reader
+        return "cls"  # frozen states are pooled by their own module
     if settings.pooling == "separate" and not has_pairs(data):
         raise ConfigError(
             "pooling is 'separate', which compares the two texts of a pair; these rows have single texts: leave it out"
@@ -76,7 +76,7 @@ def choose_pooling(base: ModelFolder, data: TaskData, settings: FinetuneSettings
 
 
 def has_pairs(data: TaskData) -> bool:
-    """Return whether the rows are pairs of texts that get a label or a number."""
+    """Return whether the rows are pairs of texts with a label or a number."""
     return data.kind.head == "sequence" and getattr(data.train, "pairs", None) is not None
 
 
@@ -88,15 +88,15 @@ def add_head(
     source: Mapping[str, Any],
     progress: Progress,
 ) -> ModelFolder:
-    """Return the base model with a new head for the task's labels, and with what is trained of it attached.
+    """Return the base model with a new head for the task, and with the adapter or frozen-feature head attached.
 
     Args:
         base: The model to start from.
         name: Its name, which an adapter records.
         data: The rows.
-        settings: How to train.
-        source: Where the rows are from, as ``Source.recorded`` returns it.
-        progress: Where choices that are not usual are reported.
+        settings: The training settings.
+        source: The origin of the rows, as returned by ``Source.recorded``.
+        progress: Receives reports of unusual choices.
     """
     head = data.kind.head
     assert head is not None, "a kind with labels has a head"
@@ -113,13 +113,13 @@ def add_head(
     )
     length = min(settings.max_length, base.tokenizer.max_length)
     if length < settings.max_length:
-        progress.say(f"the model reads at most {length} tokens")
-    # The limit is saved with the folder: the model reads as much as it was trained and scored on.
+        progress.say(f"the model accepts at most {length} tokens")
+    # The limit is saved with the model: prediction uses the length of training and evaluation.
     tokenizer = base.tokenizer.with_max_length(length)
     attachment = make_trainable(bert, settings)
     adapter = None
     if attachment is not None:
-        assert base.place is not None, "it was loaded"
+        assert base.place is not None, "a loaded model has a folder"
         adapter = AdapterInfo(attachment, name, base.place, weights_fingerprint(base.place), asdict(settings))
     return ModelFolder(bert, tokenizer, _task_labels(data, settings, source), base.embedding, adapter=adapter)
 
@@ -139,13 +139,13 @@ def _task_labels(data: TaskData, settings: ResolvedSettings, source: Mapping[str
 def make_trainable(bert: Backbone, settings: FinetuneSettings) -> Attachment | None:
     """Attach the adapter or frozen-feature head that the settings choose, or freeze the lowest layers.
 
-    An adapter whose head reads [CLS] has its own copy of the pooler, which is trained with the head. Houlsby's code
-    leaves the pooler frozen, which only works if it was trained: many models were pre-trained without a sentence
-    objective, and a pooler with small random weights then hides the hidden states from the head (docs/findings.md).
+    If the head of an adapter uses [CLS], the adapter has its own copy of the pooler, which is trained with the head.
+    Houlsby's code leaves the pooler frozen, which works only if it was trained: many models are pre-trained without a
+    sentence objective, and a pooler with small random weights then hides the hidden states from the head.
 
     Args:
         bert: A model with the head of the task.
-        settings: How to train.
+        settings: The training settings.
 
     Returns:
         What was attached; None if the model itself is trained.
@@ -159,7 +159,7 @@ def make_trainable(bert: Backbone, settings: FinetuneSettings) -> Attachment | N
         kind,
         head,
         bert.labels,
-        # The paper's LSTM is as wide as its model, 768.
+        # The paper's LSTM has the hidden size of its model, 768.
         size=bert.config.hidden_size if kind == "features" else settings.adapter_size or SIZES[kind],
         pooler=head in POOLED_HEADS and kind != "features" and bert.pooler is not None,
         reads=settings.frozen or "last",
@@ -171,12 +171,12 @@ def make_trainable(bert: Backbone, settings: FinetuneSettings) -> Attachment | N
 
 
 def freeze_lowest(bert: Backbone, layers: int) -> None:
-    """Freeze the embeddings and this many layers above them."""
+    """Freeze the embeddings and this many of the lowest layers."""
     if layers == 0:
         return
     bert = require_bert(bert, "freezing layers")
     if bert.config.shared_layers:
-        raise ConfigError(f"freeze_layers is {layers}, but all layers of this model are one; leave it out")
+        raise ConfigError(f"freeze_layers is {layers}, but all layers of this model share their weights; leave it out")
     if layers > bert.config.layers:
         raise ConfigError(f"freeze_layers is {layers}, but the model has {bert.config.layers} layers")
     bert.encoder.embeddings.requires_grad_(False)
@@ -185,7 +185,7 @@ def freeze_lowest(bert: Backbone, layers: int) -> None:
 
 
 def cache_frozen_states(bert: Backbone, items: Sequence[Item], pad_id: int, progress: Progress) -> None:
-    """Compute the frozen states of the training rows once if they fit into the budget; do nothing for other models."""
+    """Compute the frozen states of the training rows once if they fit into memory; do nothing for other models."""
     reader = bert.reader
     if reader is None:
         return
@@ -203,23 +203,33 @@ def cache_frozen_states(bert: Backbone, items: Sequence[Item], pad_id: int, prog
 
     bert.eval()
     device = next(bert.parameters()).device
-    # The order depends on the rows only: a resumed run computes bit-identical states.
+    # The batches depend only on the rows, so a resumed run computes bit-identical states.
     states = run_batched(list(encodings.values()), pad_id, torch.device(device), step)
-    reader.kept = dict(zip(encodings, states, strict=True))
+    reader.cache = dict(zip(encodings, states, strict=True))
 
 
-# -- settings that fit the task and the model --------------------------------------------------------------------------
+# -- checks of the settings against the task and the model -------------------------------------------------------------
 
 
 # The settings that training without labels (similarity, correction) supports.
-_LABEL_FREE_SETTINGS = {
+LABEL_FREE_SETTINGS = {
     *("epochs", "batch_size", "max_length", "learning_rate", "warmup", "weight_decay", "dropout"),
-    *("patience", "freeze_layers", "layer_decay", "precision", "accumulate", "checkpointing", "save_every", "seed"),
+    *(
+        "baseline",
+        "patience",
+        "freeze_layers",
+        "layer_decay",
+        "precision",
+        "accumulate",
+        "checkpointing",
+        "save_every",
+        "seed",
+    ),
 }
 
 
 def load_checked_base(data: TaskData, model: str | Path, settings: FinetuneSettings) -> ModelFolder:
-    """Load the model to fine-tune and check that it and the settings fit the rows."""
+    """Load the model to fine-tune; check that the model and the settings fit the rows."""
     check_kind(data.kind, settings)
     check_few(data.kind, settings)
     base = load_folder(find_source(model))
@@ -234,11 +244,11 @@ def load_checked_base(data: TaskData, model: str | Path, settings: FinetuneSetti
 
 
 def check_length(length: int | None, base: ModelFolder) -> None:
-    """Reject a length beyond the model's positions; one that is chosen later is not."""
+    """Reject a length beyond the model's positions; a length that is not set yet is accepted."""
     positions = base.model.config.positions
     if length is not None and base.model.capabilities.has_positions and length > positions:
         raise ConfigError(
-            f"max_length is {length}, but the model reads at most {positions} tokens; "
+            f"max_length is {length}, but the model accepts at most {positions} tokens; "
             "use that, or give it more with cloze extend --positions"
         )
 
@@ -247,7 +257,7 @@ def check_label_free_settings(settings: FinetuneSettings, task: str) -> None:
     """Reject settings that training without labels would silently ignore."""
     for field in fields(settings):
         value = getattr(settings, field.name)
-        if field.name not in _LABEL_FREE_SETTINGS and value != field.default:
+        if field.name not in LABEL_FREE_SETTINGS and value != field.default:
             raise ConfigError(f"{field.name} is {value!r}, which training for {task} does not support; leave it out")
 
 
@@ -276,7 +286,7 @@ def check_kind(kind: TaskKind, settings: FinetuneSettings) -> None:
 
 
 def check_few(kind: TaskKind, settings: FinetuneSettings) -> None:
-    """Reject settings that the few-label path would ignore."""
+    """Reject settings that the few-label method would ignore."""
     if not settings.few:
         return
     if "few" not in kind.settings:
@@ -284,7 +294,7 @@ def check_few(kind: TaskKind, settings: FinetuneSettings) -> None:
     if settings.contrastive and kind.targets != "index":
         raise ConfigError(f"contrastive is for rows with one label each; this task is to {kind}; leave it out")
     if isinstance(settings, ResolvedSettings):
-        return  # every value is set; what was given has been checked before
+        return  # every value is set here; the given ones were checked before
     ignored = settings.chosen((*TRAINABLE_SETTINGS, *AUGMENTATION_SETTINGS))
     if ignored:
         raise ConfigError(

@@ -1,8 +1,8 @@
 """Evaluation on held-out text: during pre-training, and of any model on any text (``cloze evaluate mlm``).
 
-Every evaluation uses the same sequences and masks. ``held_out_...`` metrics are measured on sequences of the first
-phase's length throughout the run, so that they form one curve. With a second phase, ``held_out_long_...`` metrics are
-measured on sequences of its length, which shows what the later positions have learned.
+Every evaluation of a run uses the same sequences and masks. The ``held_out_...`` metrics use sequences of the first
+phase's length throughout the run, so that they form one curve. With a second phase, the ``held_out_long_...`` metrics
+use sequences of its length, which measures what the later positions have learned.
 """
 
 import math
@@ -38,25 +38,25 @@ from cloze.train.distributed import ProcessGroup
 from cloze.train.pretraining.objective import PretrainingObjective
 from cloze.train.settings import MlmEvaluationSettings, Phase, PretrainSettings
 
-# Evaluation draws its masks from a seed of its own, so that every run is measured on the same blanks.
+# A fixed seed for the masks of evaluations, so that all runs are evaluated on the same masked tokens.
 SEED = 7_919
-SEQUENCES = 640  # of the first phase's length; of longer ones, as many as have the same number of tokens
+SEQUENCES = 640  # number of sequences of the first phase's length; longer ones have the same number of tokens in total
 NAME, LONG_NAME = "held_out", "held_out_long"
-# Sequences per batch of `cloze evaluate mlm`, and the number of sequences up to which it reads them one by one.
+# Batch size of `cloze evaluate mlm`, and the number of sequences up to which it uses batches of one.
 BATCH = 16
 FEW = 16 * BATCH
 _READ_AT_ONCE = 2**20  # tokens
-# Paragraphs that are looked at for words that the vocabulary lacks.
+# Number of paragraphs that are checked for words outside the vocabulary.
 _SAMPLED_PARAGRAPHS = 2000
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """This process's share of the held-out batches, and the counts of all of them."""
+    """This process's share of the held-out batches, with the target counts of all of them."""
 
     parts: list[PretrainingBatch]
     totals: Mapping[str, int]
-    constants: dict[str, float] = field(default_factory=dict)  # accuracy of a constant answer about pairs
+    constants: dict[str, float] = field(default_factory=dict)  # accuracy of always predicting the more frequent label
     group: ProcessGroup = field(default_factory=ProcessGroup)
     name: str = NAME
     per_unit: dict[str, float] = field(default_factory=dict)  # tokens per word and per character of the text
@@ -64,11 +64,11 @@ class HeldOut:
 
     @classmethod
     def of(cls, batches: list[PretrainingBatch]) -> "HeldOut":
-        """Return these batches, for one process."""
+        """Return an instance for one process that evaluates all of these batches."""
         return cls(batches, {name: sum(batch.counts[name] for batch in batches) for name in batches[0].counts})
 
     def evaluate(self, objective: PretrainingObjective, pause: Callable[[], object] = bool) -> dict[str, float]:
-        """Return losses and accuracies; ``pause`` is called between batches."""
+        """Return losses and accuracies; ``pause`` is called before each batch."""
         sums: dict[str, float] = {}
         for part in self.parts:
             pause()
@@ -87,9 +87,10 @@ class HeldOut:
 def tokens_per_unit(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, float]:
     """Return the tokens per word and per character of a corpus.
 
-    Losses per token cannot be compared between vocabularies: longer pieces are harder to predict, and fewer. A loss
-    per token times these figures is an estimate of the loss per word and per character, which can. A word is what BERT
-    splits a text into before WordPiece, so a piece without ``##`` starts one. Of ``[UNK]``, one character is counted.
+    Losses per token cannot be compared between vocabularies: longer pieces are harder to predict, but there are fewer
+    of them. The loss per token times these figures estimates the loss per word and per character, which can be
+    compared. A word is a unit that BERT's pre-tokenizer yields before WordPiece, so every piece without ``##`` starts
+    one. ``[UNK]`` counts as one character.
     """
     lengths = np.array([len(piece.removeprefix(CONTINUATION)) for piece in tokenizer.pieces], np.int64)
     lengths[tokenizer.unknown_id] = 1
@@ -105,7 +106,7 @@ def tokens_per_unit(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, float]:
 def evaluate_held_out(
     held_out: Sequence[HeldOut], objective: PretrainingObjective, pause: Callable[[], object] = bool
 ) -> dict[str, float]:
-    """Return the metrics of each sequence length."""
+    """Return the metrics for each sequence length."""
     return {name: value for one in held_out for name, value in one.evaluate(objective, pause).items()}
 
 
@@ -117,19 +118,19 @@ def open_held_out(
     group: ProcessGroup,
     progress: Progress,
 ) -> list[HeldOut]:
-    """Open the held-out documents in sequences of each phase's length; report it if there are too few."""
+    """Open the held-out documents in sequences of each phase's length; report it if there is too little text."""
     corpus = Corpus.open(data, "held_out")
     lacking = f"{data}: too little text is held out"
-    remedy = "prepare it with a larger --held-out to see more"
+    remedy = "prepare it with a larger --held-out to evaluate on more"
     main, longest = _measured_phases(settings)
     objectives = list(settings.objectives())
     open_one = partial(_open, corpus, tokenizer, settings, tables, group)
-    # Copy pairs measure nothing that matters after training, if there is another objective.
+    # Not copy pairs if there is another objective: their masked words are much easier than those of other text.
     order: tuple[Objective, ...] = ("none", "nsp", "sop", "relation", "copy")
     first = next(name for name in order if name in objectives)
     short = open_one(main, first, NAME)
     if short is None:
-        progress.say(f"{lacking} to look at; {remedy}")
+        progress.say(f"{lacking} for an evaluation; {remedy}")
         return []
     opened: list[HeldOut | None] = [short]
     if longest.max_length > main.max_length:
@@ -200,7 +201,7 @@ def _share(
         for step in range(len(whole))
         for index in range(pieces)
     ]
-    # Short sequences often hold one sentence, whose B can only be random: then half is not chance.
+    # Short sequences often hold one sentence and can only get a random B: a constant prediction then beats 50 %.
     share = float(np.bincount(labels).max()) / len(labels) if len(labels) else 0.0
     constants = {f"{name}_{batches.examples.objective}_constant": share} if len(labels) else {}
     return HeldOut(parts, HeldOut.of(whole).totals, constants, group, name)
@@ -217,8 +218,8 @@ def evaluate_masked_words(
 ) -> dict[str, float]:
     """Return the masked-word loss of a model on text files, with its standard error, perplexity and accuracy.
 
-    To compare models with different vocabularies, use ``mlm_loss_per_word`` or ``mlm_loss_per_character``.
-    ``reading`` says how the files are read; nothing of them is held out.
+    To compare models with different vocabularies, use ``mlm_loss_per_word`` or ``mlm_loss_per_character``. ``reading``
+    sets how the files are parsed; its ``held_out`` is ignored, so that all text is evaluated.
     """
     settings, progress = settings or MlmEvaluationSettings(), progress or Silent()
     folder = find_source(model)
@@ -230,7 +231,7 @@ def evaluate_masked_words(
         )
     if settings.max_length > loaded.tokenizer.max_length:
         raise ConfigError(
-            f"max_length is {settings.max_length}, but the model reads at most {loaded.tokenizer.max_length} tokens; "
+            f"max_length is {settings.max_length}, but the model accepts at most {loaded.tokenizer.max_length} tokens; "
             f"use --max-length {loaded.tokenizer.max_length} or less"
         )
     _report_unknown(texts, loaded.tokenizer, reading or PrepareSettings(), progress)
@@ -260,9 +261,9 @@ def evaluate_masked_words(
 def _report_unknown(
     texts: Sequence[str | Path], tokenizer: Tokenizer, reading: PrepareSettings, progress: Progress
 ) -> None:
-    """Warn if the vocabulary does not fit the first paragraphs of the texts: [UNK] is easy to predict."""
-    files = [Path(text) for text in texts if Path(text).is_file()]  # a pipe can be read only once
-    with suppress(ClozeError):  # which the preparation reports
+    """Warn if the vocabulary does not fit the first paragraphs of the texts, because [UNK] is easy to predict."""
+    files = [Path(text) for text in texts if Path(text).is_file()]  # not pipes, which can be read only once
+    with suppress(ClozeError):  # the preparation reports these errors
         sample = list(islice(read_paragraphs(files, reading.text, skip_bad_rows=True), _SAMPLED_PARAGRAPHS))
         note = unknown_note(tokenizer, sample)
         if note is not None:
@@ -270,7 +271,7 @@ def _report_unknown(
 
 
 def _batches(corpus: Corpus, tokenizer: Tokenizer, settings: MlmEvaluationSettings) -> PretrainingBatches:
-    """Return batches of full sentences; of size 1 for short texts, since a last, partial batch is dropped."""
+    """Return batches of full sentences; of size 1 for short texts, since an incomplete last batch is dropped."""
     of_size = partial(
         PretrainingBatches,
         corpus,
@@ -296,7 +297,7 @@ def _measure(
             losses.append(functional.cross_entropy(logits.float(), targets, reduction="none").cpu().double())
             hits += int((logits.argmax(-1) == targets).sum())
             tokens += batch.token_count
-            progress.advance("reading", min(tokens, wanted), wanted)
+            progress.advance("evaluating", min(tokens, wanted), wanted)
             if tokens >= wanted:
                 break
     return torch.cat(losses), hits, tokens

@@ -2,7 +2,8 @@
 
 Appendix A.2 of the paper has two phases: 90 % of the steps at 128 tokens, 10 % at 512.
 
-Also what its steps cost: operations per token, and the memory of the largest step.
+Attention costs grow with the square of the length, so most of the training uses short sequences. This module also
+computes the cost of steps: operations per token, and the memory of the largest step.
 """
 
 import os
@@ -127,7 +128,7 @@ def open_batches(
 
 
 def open_tables(data: Path, tokenizer: Tokenizer, settings: PretrainSettings) -> WordTables:
-    """Open the word lists that the masking strategy needs."""
+    """Open the word tables that the masking strategy needs."""
     return open_word_tables(data, tokenizer, settings.masking, settings.entities, settings.similar, settings.seed)
 
 
@@ -140,7 +141,7 @@ def step_memory(
     bf16: bool,
     split: int = 1,
 ) -> Estimate:
-    """Estimate parameters, work and memory of the largest step, whose parts are divided into ``split`` once more."""
+    """Estimate parameters, operations and memory of the largest step; each part is divided into ``split`` once more."""
     largest = max(settings.length_phases(), key=lambda phase: (phase.tokens, phase.max_length))
     return estimate(
         config,
@@ -149,7 +150,8 @@ def step_memory(
         length=largest.max_length,
         chosen=settings.mask_rate,
         checkpointing=settings.checkpointing,
-        # As the encoder decides: dropout and bfloat16 have them written out on a CPU; accelerators have a fused kernel.
+        # As in the encoder: on a CPU, dropout and bfloat16 need explicit attention weights; accelerators have a fused
+        # kernel.
         explicit=device.type == "cpu" and (config.attention_dropout > 0 or bf16),
     )
 
@@ -163,17 +165,17 @@ def require_step_memory(
     processes: int = 1,
     split: int = 1,
 ) -> None:
-    """Refuse a training whose step does not fit into memory, before its weights are made.
+    """Check that the largest step fits into memory, before the weights are allocated.
 
     Raises:
-        ConfigError: With the figures, and the flags that help.
+        ConfigError: If it does not; the message has the sizes and the flags that reduce them.
     """
     if device.type != "cpu":
-        return  # the accelerator's allocator fails without harm
+        return  # an accelerator's allocator reports the failure itself; a CPU machine would swap or kill the process
     bf16 = settings.precision == "bf16"
     numbers = step_memory(config, heads, settings, device, bf16=bf16, split=processes * split)
     rest = numbers.weight_bytes + numbers.gradient_bytes + numbers.optimizer_bytes
-    # Processes of this machine share its memory.
+    # Processes on the same machine share its memory.
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if processes > 1 else 1
     sizes = ", ".join(
         f"{phase.batch_size} sequences of {phase.max_length} tokens" for phase in settings.length_phases()

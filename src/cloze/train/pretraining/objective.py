@@ -2,6 +2,9 @@
 
 Sentence objectives are next-sentence prediction (appendix A.2 of the paper), sentence order (ALBERT) and the three-way
 relation of two segments. In a mixture, every batch has one of them or none, and trains the heads it has labels for.
+
+Dimensions: B sequences, T tokens, M masked tokens of all sequences, H hidden size, V vocabulary. Sequences are
+flattened: ``positions`` are indices into all B x T tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,18 +49,18 @@ class PretrainingObjective(nn.Module):
         self.model, self.device = model, device
         self._boundary = "sbo" in heads
         if not set(heads) & {"nsp", "sop", "relation"} and model.pooler is not None:
-            # Without a sentence objective no loss reads the pooler; weight decay must not change it either.
+            # Without a sentence objective the pooler gets no gradient; weight decay must not change it either.
             model.pooler.requires_grad_(False)
 
     def forward(self, batch: PretrainingBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
-        """Return the loss and metrics of a part of a batch; ``totals`` counts the whole batch, so that parts add up."""
+        """Return the loss and metrics of a part of a batch; ``totals`` has the target counts of the whole batch."""
         ids, segments, positions, targets = (
             self._tensor(array) for array in (batch.ids, batch.segments, batch.positions, batch.targets)
         )
         mask = self._mask(batch)
         last = self.model(ids, segments, mask, self._needed(ids, positions, mask, pairs=len(batch.labels) > 0)).last
         masked = max(1, totals["masked_tokens"])
-        # Float32: the loss needs it, and argmax over the vocabulary is five times as fast on a CPU as in bfloat16.
+        # In float32: the loss needs it, and on a CPU argmax over the vocabulary is five times as fast as in bfloat16.
         logits = masked_word_logits(self.model, last, positions).float()
         loss = masked_word_loss(logits, targets, masked)
         metrics = {"mlm_loss": loss, "mlm_accuracy": _hits(logits, targets) / masked}
@@ -81,7 +84,7 @@ class PretrainingObjective(nn.Module):
         if batch.objective == "sop":
             parts["sop"] = sentence_order_loss, labels
         else:
-            # Whatever does not follow A is not the next sentence: pairs of relations train both heads.
+            # A B that does not follow A is not the next sentence, so relations train the next-sentence head as well.
             parts["nsp"] = next_sentence_loss, labels.clamp(max=1)
         if batch.objective == "relation":
             parts["relation"] = relation_loss, labels
@@ -93,7 +96,7 @@ class PretrainingObjective(nn.Module):
         return total, metrics
 
     def _needed(self, ids: Tensor, positions: Tensor, mask: Tensor | None, *, pairs: bool) -> Tensor | None:
-        """Return the positions that the heads read; None for all, as span boundaries may be anywhere."""
+        """Return the positions whose states the heads need; None for all, since span boundaries may be anywhere."""
         if self._boundary:
             return None
         if not pairs:
@@ -105,7 +108,7 @@ class PretrainingObjective(nn.Module):
         return torch.from_numpy(array).to(self.device)
 
     def _mask(self, batch: PretrainingBatch) -> Tensor | None:
-        """Return the padding mask, (B, T), True at real tokens; None, which is faster, if nothing is padded."""
+        """Return the padding mask, (B, T), True at real tokens; None, which is faster, if there is no padding."""
         length = batch.ids.shape[1]
         if int(batch.lengths.min()) == length:
             return None

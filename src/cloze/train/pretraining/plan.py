@@ -1,4 +1,4 @@
-"""``cloze plan``: what a pre-training will take, before hours are spent. A few steps are timed, the rest worked out."""
+"""``cloze plan``: estimate time and memory of a pre-training from a few timed steps, before hours are spent."""
 
 import json
 import math
@@ -36,23 +36,24 @@ from cloze.train.pretraining.objective import PretrainingObjective, pretraining_
 from cloze.train.pretraining.pretrain import start_model
 from cloze.train.settings import Phase, PretrainSettings
 
-# At least so many steps are timed, and more where they take no time: with many, memory shows what batches of other
-# sizes add to it.
+# At least TIMED and at most MOST_TIMED steps are timed, for SECONDS in total. More steps give a better memory estimate,
+# because batches differ in size.
 TIMED, MOST_TIMED, SECONDS = 3, 20, 5.0
-# Tokens that are timed of each step. Of a larger one, so many: its time follows from the number of its tokens.
+# Of a step with more tokens than this, only a part is timed; its time is extrapolated in proportion to the tokens.
 TIMED_TOKENS = 8192
-# On a CPU, where freed memory is kept, trainings of forty steps took up to so much more than their first four.
-KEPT = 1.08
+# On CPUs, where freed memory is reused, the peak of trainings of forty steps exceeded that of their first four by up to
+# this factor.
+MEMORY_MARGIN = 1.08
 RECORDED = Path(__file__).with_name("recorded_runs.json")
 Bound = Literal["lower", "upper"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to expect of a run."""
+    """The expected cost and result of a run."""
 
     estimate: Estimate
-    peak_bytes: int  # what the timed steps really took, with the program itself, and room for batches of other sizes
+    peak_bytes: int  # measured during the timed steps, including the interpreter, plus a margin for larger batches
     tokens_per_step: int
     seconds_per_step: float
     share_of_peak: float
@@ -64,18 +65,17 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """All that the model will read."""
+        """The number of tokens of the whole training."""
         return self.steps * self.tokens_per_step
 
 
 @dataclass(frozen=True)
 class ExpectedLoss:
-    """What runs of this project reached after as much text."""
+    """The held-out loss that recorded runs of this project reached after as many tokens."""
 
     loss: float
-    like: str  # the run that it is taken from
-    # Less text than before that run was first looked at: that loss is a lower bound. More than it read: its last one is
-    # an upper bound.
+    like: str  # name of the recorded run
+    # "lower" (bound) if the plan has fewer tokens than the run's first evaluation, "upper" if more than its last one.
     bound: Bound | None = None
 
 
@@ -87,7 +87,7 @@ def plan(
     device: str | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """Time a few steps of the very training that these settings describe, and work out the rest."""
+    """Time a few steps of the training that these settings describe, and extrapolate to the whole run."""
     settings, progress, data = settings or PretrainSettings(), progress or Silent(), Path(data)
     return_freed_memory() if settings.checkpointing else keep_freed_memory()
     place = choose_device(device)
@@ -111,8 +111,8 @@ def plan(
         step_memory(bert.config, bert.head_names, settings, place, bf16=precision.bf16, split=parts)
         for parts in (1, split)
     )
-    kept = KEPT if place.type == "cpu" and not settings.checkpointing else 1
-    peak = round(kept * (_peak_memory(place) + numbers.activation_bytes - timed.activation_bytes))
+    margin = MEMORY_MARGIN if place.type == "cpu" and not settings.checkpointing else 1
+    peak = round(margin * (_peak_memory(place) + numbers.activation_bytes - timed.activation_bytes))
     _report_shortage(peak, place, progress)
     read = round(steps * tokens)
     return Plan(
@@ -131,7 +131,7 @@ def plan(
 
 @dataclass(frozen=True)
 class _Timed:
-    """What is timed of a step: this many of its parts, when each is divided into ``split``."""
+    """The part of a step that is timed: ``parts`` of its ``of`` parts; each accumulation step gives ``split`` parts."""
 
     split: int
     parts: int
@@ -139,7 +139,7 @@ class _Timed:
 
     @classmethod
     def choose(cls, settings: PretrainSettings, phase: Phase) -> "_Timed":
-        """Time small parts of a large step: time grows with the tokens, and nobody has to wait, or to have the room."""
+        """Choose a part of about ``TIMED_TOKENS`` tokens, so that timing large steps takes little time and memory."""
         length, rows = phase.max_length, phase.batch_size
         rows_of_part = rows // settings.accumulate
         split = max(1, min(rows_of_part, round(rows_of_part * length / TIMED_TOKENS)))
@@ -157,7 +157,7 @@ def _phase(
     done: float,
     progress: Progress,
 ) -> tuple[float, float]:
-    """Seconds and tokens of a step, the best of some after one to warm up."""
+    """Return seconds and tokens of a step: the fastest of several, after one warm-up step."""
     objective = PretrainingObjective(bert.to(precision.device), pretraining_heads(settings), precision.device)
     bert.encoder.checkpointing = settings.checkpointing
     optimizer = make_optimizer(objective, settings.learning_rate, settings.weight_decay)
@@ -196,12 +196,12 @@ def _compute_gradients(
 def _update(objective: PretrainingObjective, optimizer: torch.optim.Optimizer) -> None:
     torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
     for group in optimizer.param_groups:
-        group["lr"] = 0.0  # the work of a step without its effect
+        group["lr"] = 0.0  # the computation of a step without its effect
     optimizer.step()
 
 
 def _report_shortage(peak: int, device: torch.device, progress: Progress) -> None:
-    """Say if this machine would refuse the run; another one may well have the room."""
+    """Report if this machine has too little memory; the plan may be for another one."""
     available = available_memory()
     if device.type == "cpu" and available is not None and peak > available.size + resident_memory():
         progress.say(
@@ -211,16 +211,16 @@ def _report_shortage(peak: int, device: torch.device, progress: Progress) -> Non
 
 
 def _peak_memory(device: torch.device) -> int:
-    """Bytes at the highest point so far: of the accelerator, or of this process."""
+    """Return the peak memory in bytes so far, of the accelerator or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Kilobytes on Linux, bytes on macOS.
+    # ru_maxrss is in kilobytes on Linux and in bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _extent(settings: PretrainSettings, seconds: float) -> tuple[int, float]:
-    """Steps and hours, whichever of the two bounds ends the run."""
+    """Return the steps and hours of a run, by whichever of the two limits ends it."""
     loop = settings.loop()
     by_clock = math.inf if loop.hours is None else 3600 * loop.hours / seconds
     steps = max(1, round(min(by_clock, math.inf if loop.steps is None else loop.steps)))
@@ -228,7 +228,7 @@ def _extent(settings: PretrainSettings, seconds: float) -> tuple[int, float]:
 
 
 def recorded_runs(path: Path = RECORDED) -> list[dict[str, Any]]:
-    """Held-out losses along runs of this project: name, parameters, and points of (tokens seen, loss)."""
+    """Return the held-out losses of recorded runs: name, parameters, and points of (tokens seen, loss)."""
     try:
         runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"]
     except (OSError, ValueError, KeyError) as error:
@@ -237,10 +237,10 @@ def recorded_runs(path: Path = RECORDED) -> list[dict[str, Any]]:
 
 
 def expected_loss(parameters: int, tokens: int, runs: Sequence[Mapping[str, Any]]) -> ExpectedLoss | None:
-    """The loss of the recorded run whose model is nearest in size, after as many tokens, at its best until then.
+    """Return the loss of the recorded run with the most similar model size after ``tokens`` tokens.
 
-    A run may be several, one after the other, and each goes up a little when its rate does. Nothing is made up before
-    its first point and beyond its last.
+    This is the lowest loss up to that point, interpolated: a recorded run may consist of several trainings, and the
+    loss rises a little when the learning rate does. Nothing is extrapolated before the first point or beyond the last.
     """
     if not runs:
         return None

@@ -1,7 +1,7 @@
-"""Pre-training (``cloze pretrain``; section 3.1 of the paper): from scratch, or further from a model.
+"""Pre-training (``cloze pretrain``; section 3.1 of the paper), from scratch or continued from an existing model.
 
 shards -> ``LengthSchedule`` (batches) -> ``PretrainingObjective`` (loss) -> ``train`` (the loop) -> model folder with a
-model card that names the text, the command and the held-out metrics
+model card that lists the texts, the command and the held-out metrics
 """
 
 import hashlib
@@ -50,9 +50,9 @@ def pretrain(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Pre-train on a prepared corpus and return the run's folder; calling it again resumes an unfinished run.
+    r"""Pre-train a model on a prepared corpus; calling this again resumes an unfinished run.
 
-    Under torchrun every process calls this, and they train one model together.
+    Under torchrun, every process calls this and they train one model together.
 
     Args:
         data: A folder written by ``prepare``.
@@ -62,8 +62,25 @@ def pretrain(
             count; ``settings.steps`` or ``settings.hours`` count from the start of that run.
         settings: Shape, objective, masking and training settings.
         device: Where to compute; by default an accelerator if there is one.
-        fresh: Delete a run that is there and start over.
-        progress: Receives messages and the progress of the training.
+        fresh: Delete an existing run and start over.
+        progress: Receives messages and progress.
+
+    Returns:
+        The run's folder. The model is in its subfolder ``model``; ``load`` accepts either folder.
+
+    Raises:
+        ConfigError: If settings do not fit the model or the memory, or differ from those of the run to resume.
+        DataError: If the corpus is damaged, or was prepared with another vocabulary than the model's.
+        ClozeError: If the run is open in another process or a file cannot be written.
+
+    Example:
+        >>> sentences = "The river was high. The bridge held. We crossed it at dawn.\n\n"
+        >>> Path("text.txt").write_text(sentences * 500)
+        >>> cloze.train_vocabulary(["text.txt"], "vocab", settings=cloze.VocabularySettings(size=200))
+        >>> cloze.prepare(["text.txt"], "vocab", "corpus")
+        >>> settings = cloze.PretrainSettings(preset="tiny", steps=20, max_length=32)
+        >>> run = cloze.pretrain("corpus", "runs/pretrained", settings=settings)
+        >>> cloze.load(run).fill("The [MASK] was high.")
     """
     settings, progress = settings or PretrainSettings(), progress or Silent()
     group = ProcessGroup.join(choose_device(device))
@@ -84,7 +101,7 @@ def _pretrain(
     progress: Progress,
     group: ProcessGroup,
 ) -> Path:
-    read_manifest(data)  # fails early, with a clear message, if this is no prepared corpus
+    read_manifest(data)  # raises a clear error early if the folder is not a prepared corpus
     if group.is_main:
         verify_corpus(data)
     start = None if model is None else find_source(model)
@@ -92,7 +109,7 @@ def _pretrain(
     bert, tokenizer = start_model(Tokenizer.from_folder(data), settings, start, progress, check)
     tables = open_tables(data, tokenizer, settings)
     batches = LengthSchedule.open(data, tokenizer, settings, tables)
-    batches.check(group.size, settings.accumulate)  # now, not after the folder is made
+    batches.check(group.size, settings.accumulate)  # before the run's folder is created
     held_out = open_held_out(data, tokenizer, settings, tables, group, progress)
     recorded = _recorded(data, model, settings) | ({} if extend is None else {"extend": str(Path(extend))})
     if extend is not None:
@@ -121,10 +138,10 @@ def start_model(
     progress: Progress,
     check: Callable[[BertConfig, tuple[HeadName, ...], PretrainSettings], None] | None = None,
 ) -> tuple[Backbone, Tokenizer]:
-    """Return a new model of the preset, or the model to train further, and its tokenizer.
+    """Return a new model of the preset, or the model to train further, with its tokenizer.
 
-    The tokenizer truncates at the longest sequence that the model has been trained on. ``check`` may refuse the
-    configuration before memory is allocated for it.
+    The tokenizer truncates at the longest sequence that the model has been trained on. ``check`` is called with the
+    configuration before memory is allocated for the model, and may raise an error.
     """
     heads = pretraining_heads(settings)
     if model is None:
@@ -142,13 +159,13 @@ def start_model(
             progress.say(f"{model}: lacks the heads {', '.join(missing)}; new ones start at random")
         unused = [name for name in loaded.model.head_names if name not in heads]
         if unused:
-            progress.say(f"{model}: its heads {', '.join(unused)} have no part in this training and are left out")
+            progress.say(f"{model}: its heads {', '.join(unused)} are not used by this objective and are dropped")
         bert = with_heads(loaded.model, heads, keep=True, seed=settings.seed, dropout=settings.dropout)
         longest = max(loaded.tokenizer.max_length, settings.longest)
         tokenizer = tokenizer.with_segments(loaded.tokenizer.segments)
     if settings.longest > bert.config.positions:
         raise ConfigError(
-            f"max_length is {settings.longest}, but the model reads at most {bert.config.positions} tokens; "
+            f"max_length is {settings.longest}, but the model accepts at most {bert.config.positions} tokens; "
             "lengthen it with 'cloze extend --positions'"
         )
     if model is not None and check is not None:
@@ -171,23 +188,25 @@ def _new_config(tokenizer: Tokenizer, settings: PretrainSettings) -> BertConfig:
 
 
 def _refuse_shape(model: Path, config: BertConfig, settings: PretrainSettings) -> None:
-    """Refuse settings that would change the shape of a given model; repeating its own shape, as recipes do, is fine."""
+    """Refuse settings that would change the shape of a given model; settings equal to its shape are accepted."""
     other_width = settings.embedding_size not in (None, config.embedding_size)
     if other_width or (settings.shared_layers and not config.shared_layers):
-        raise ConfigError(f"--model {model} has its shape already; shared_layers and embedding_size are of new models")
+        raise ConfigError(
+            f"--model {model} already has its shape; shared_layers and embedding_size are for new models: omit them"
+        )
 
 
 def _recorded(data: Path, model: str | Path | None, settings: PretrainSettings) -> dict[str, Any]:
-    """Return what the result depends on; resuming compares it with what was recorded."""
+    """Return the facts that the result depends on, which are compared when the run is resumed."""
     values = {name: value for name, value in asdict(settings).items() if name not in MAY_CHANGE}
     for name in ("entities", "similar"):
         path: Path | None = values[name]
-        # By content: a changed file gives other masks, a moved one does not.
+        # By content: a changed file gives different masks, a moved one does not.
         values[name] = None if path is None else _fingerprint(path)
-    # Identifies the prepared corpus by its contents, not by its path.
+    # The prepared corpus is identified by its contents, not by its path.
     corpus = read_manifest(data)["recipe"]
     base = base_files(model) if model else None
-    # The manifest has the digests of the shards.
+    # The files of the corpus folder; the manifest among them contains the digests of the shards.
     corpus_files = {path.name: _fingerprint(path) for path in sorted(data.iterdir()) if path.is_file()}
     return {
         "command": "pretrain",
@@ -210,7 +229,7 @@ def _trainer_options(
     objective: PretrainingObjective, settings: PretrainSettings, run: Run, group: ProcessGroup
 ) -> TrainerOptions:
     precision = Precision.choose(settings.precision, group.device)
-    # With auto, every process measures for itself; all use what the main process has chosen.
+    # With "auto", every process measures for itself; all use the choice of rank 0.
     precision = replace(precision, bf16=group.all_reduce([float(precision.bf16 and group.is_main)])[0] > 0)
     bert = objective.model
     return TrainerOptions(
@@ -235,20 +254,20 @@ def _finish(
 
 
 def _embedding(model: str | Path | None) -> EmbeddingSettings:
-    """Return the pooling of the model that training started from, without projections fitted to its states."""
+    """Return the pooling of the model that training started from, without projections fitted to its vectors."""
     found = None if model is None else find_model(find_source(model))
     return EmbeddingSettings() if found is None else replace(read_embedding(found[0]), projections=())
 
 
 def run_results(metrics: list[dict[str, float]]) -> dict[str, float]:
-    """Return the last value of each metric that a run reports at its end."""
+    """Return the last value of each metric that the results list."""
     newest = {name: value for row in metrics for name, value in row.items()}
     kept = {name: value for name, value in newest.items() if name.startswith("held_out_")}
     return {"steps": newest["step"], "hours": newest["seconds"] / 3600, "tokens_seen": newest["tokens_seen"], **kept}
 
 
 def _plain(bert: Backbone) -> Backbone:
-    """Return a copy with full tensors on the CPU; with sharded parameters every process must call this."""
+    """Return a copy with full tensors on the CPU; a collective operation if parameters are sharded."""
     plain = Bert(bert.config, bert.head_names, labels=bert.labels, pooler=bert.pooler is not None)
     plain.load_state_dict({name: tensor.cpu() for name, tensor in full_state_dict(bert).items()})
     return plain.eval()
@@ -261,7 +280,7 @@ _OBJECTIVES = {
     "copy": "masked language modelling on copy pairs",
     "none": "masked language modelling on full sentences",
 }
-_MOST_FILES = 10  # of the corpus, named in the card
+_MOST_FILES = 10  # files of the corpus listed in the card
 
 
 def pretraining_card(
@@ -272,12 +291,12 @@ def pretraining_card(
     results: Mapping[str, float],
     model: str | Path | None = None,
 ) -> str:
-    """Return the card as Markdown.
+    """Return the model card as Markdown.
 
     Args:
         bert: The trained model.
         tokenizer: Its tokenizer.
-        settings: What it was trained with.
+        settings: The settings it was trained with.
         manifest: The manifest of the prepared corpus.
         results: The metrics at the end of the run.
         model: The model that training started from; None if from scratch.
@@ -314,7 +333,7 @@ def pretraining_card(
         f"- peak learning rate {settings.learning_rate:g}, warm-up {settings.warmup:.0%}, {_schedule(settings)}, "
         f"weight decay {settings.weight_decay:g}, dropout {bert.config.dropout:g}, seed {settings.seed}, "
         f"computed in {settings.precision}\n\n"
-        "The command, where `DATA` is the folder of those files as `cloze prepare` wrote it, and `RUN` a new one:\n\n"
+        "The command, where `DATA` is the corpus that `cloze prepare` made from those files and `RUN` a new folder:\n\n"
         f"```console\n{pretraining_command(settings, model)}\n```\n\n"
         f"Held-out documents:\n\n{held_out}\n"
     )
@@ -325,9 +344,9 @@ def _schedule(settings: PretrainSettings) -> str:
 
 
 def pretraining_command(settings: PretrainSettings, model: str | Path | None = None) -> str:
-    """Return the command line of these settings: every flag whose value is not the default.
+    """Return the command line for these settings, with every flag whose value is not the default.
 
-    The folders of the corpus and the run differ from machine to machine; DATA and RUN stand for them.
+    DATA and RUN stand for the folders of the corpus and the run, which differ between machines.
     """
     words = ["cloze", "pretrain", "DATA", "--out", "RUN", *(["--model", str(model)] if model else [])]
     for field in fields(settings):
@@ -341,7 +360,7 @@ def pretraining_command(settings: PretrainSettings, model: str | Path | None = N
 
 
 def _files(texts: Sequence[tuple[str, str]]) -> str:
-    """Return the files of a corpus with the first digits of their SHA-256; only some if there are many."""
+    """Return the file names of a corpus with the first digits of their SHA-256; only some if there are many."""
     shown = [f"`{name}` ({digest[:12]})" for name, digest in texts[:_MOST_FILES]]
     more = len(texts) - len(shown)
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
