@@ -186,7 +186,6 @@ def _count_pairs(counts: _Counts, batches: PretrainingBatches, batch: Pretrainin
     follows = same & (chunks[:, 1, 0] >= chunks[:, 0, 1])
     precedes = same & (chunks[:, 1, 1] <= chunks[:, 0, 0])
     wrong = precedes if batches.examples.objective == "sop" else ~same
-    # The condition that each label stands for; 2 is for relations: elsewhere in the document, with a gap.
     elsewhere = precedes | (same & (chunks[:, 1, 0] > chunks[:, 0, 1]))
     counts.mislabelled += int((~np.choose(batch.labels, [follows, wrong, elsewhere])).sum())
     tossed = examples.plan.tossed[examples.numbers]

@@ -122,7 +122,7 @@ def open_held_out(
     corpus = Corpus.open(data, "held_out")
     lacking = f"{data}: too little text is held out"
     remedy = "prepare it with a larger --held-out to evaluate on more"
-    main, longest = _measured_phases(settings)
+    main, longest = measured_phases(settings)
     objectives = list(settings.objectives())
     open_one = partial(_open, corpus, tokenizer, settings, tables, group)
     # Not copy pairs if there is another objective: their masked words are much easier than those of other text.
@@ -146,7 +146,7 @@ def open_held_out(
     return [one for one in opened if one is not None]
 
 
-def _measured_phases(settings: PretrainSettings) -> tuple[Phase, Phase]:
+def measured_phases(settings: PretrainSettings) -> tuple[Phase, Phase]:
     """Return the phase whose sequence length is measured throughout, the longest in time, and that of the longest."""
     phases = settings.length_phases()
     main = max(phases, key=lambda phase: phase.share) if settings.phases else phases[0]
@@ -165,7 +165,7 @@ def _open(
 ) -> HeldOut | None:
     if corpus.document_count < (2 if objective in ("nsp", "relation") else 1):
         return None
-    main, _ = _measured_phases(settings)
+    main, _ = measured_phases(settings)
     size, examples = phase.batch_size, settings.examples(phase.max_length, objective)
     while size >= group.size * settings.accumulate:
         batches = PretrainingBatches(

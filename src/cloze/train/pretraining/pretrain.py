@@ -26,8 +26,7 @@ from cloze.train.distributed import ProcessGroup, full_state_dict
 from cloze.train.loop import TensorBoardLogger, TrainerOptions, train
 from cloze.train.memory import keep_freed_memory, return_freed_memory
 from cloze.train.optimization import Precision, measure_peak
-from cloze.train.pretraining.extension import check_extension, start_of_extension
-from cloze.train.pretraining.held_out import evaluate_held_out, open_held_out
+from cloze.train.pretraining.held_out import evaluate_held_out, measured_phases, open_held_out
 from cloze.train.pretraining.length_schedule import (
     LengthSchedule,
     flops_per_token,
@@ -35,6 +34,7 @@ from cloze.train.pretraining.length_schedule import (
     require_step_memory,
 )
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
+from cloze.train.pretraining.run_extension import check_extension, start_of_extension
 from cloze.train.run import Run, open_run
 from cloze.train.settings import MAY_CHANGE, PretrainSettings
 
@@ -308,12 +308,13 @@ def pretraining_card(
     )
     phases = settings.length_phases()
     sizes = ", then ".join(f"{phase.batch_size} sequences of {phase.max_length} tokens" for phase in phases)
-    objectives = settings.objectives()
+    main, longest = measured_phases(settings)
+    cut = f", in sequences of {main.max_length} tokens (long: {longest.max_length})" if longest != main else ""
     kinds = (
         _OBJECTIVES[settings.objective]
         if settings.mixture is None
         else "masked language modelling on a mixture of "
-        + ", ".join(f"{100 * share:g} % {name}" for name, share in objectives.items())
+        + ", ".join(f"{100 * share:g} % {name}" for name, share in settings.objectives().items())
     )
     return (
         f"# BERT, {bert.config.layers} layers, hidden size {bert.config.hidden_size}\n\n"
@@ -335,7 +336,7 @@ def pretraining_card(
         f"computed in {settings.precision}\n\n"
         "The command, where `DATA` is the corpus that `cloze prepare` made from those files and `RUN` a new folder:\n\n"
         f"```console\n{pretraining_command(settings, model)}\n```\n\n"
-        f"Held-out documents:\n\n{held_out}\n"
+        f"Held-out documents{cut}:\n\n{held_out}\n"
     )
 
 
