@@ -14,10 +14,11 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from cloze.checkpoint import StateStore, TrainingState
+from cloze.corpus.shards import Corpus
 from cloze.corpus.word_tables import WordTables
 from cloze.progress import Progress
 from cloze.text import Tokenizer
-from cloze.train.pretraining.length_schedule import LengthSchedule
+from cloze.train.pretraining.length_schedule import open_batches
 from cloze.train.settings import PretrainSettings
 from torture.campaign import Outcome
 from torture.training import command, differences, make_corpus, result, run_command
@@ -109,7 +110,7 @@ def _resume(folder: Path, step: int, words: list[str]) -> list[str]:
 
 
 def _epochs(data: Path, steps: int) -> int:
-    batches = LengthSchedule.open(
-        data, Tokenizer.from_folder(data), PretrainSettings(batch_size=4, max_length=24), WordTables()
-    )
-    return batches.short.epoch_at(steps - 1) + 1
+    settings = PretrainSettings(batch_size=4, max_length=24)
+    (phase,) = settings.length_phases()
+    mixed = open_batches(Corpus.open(data), Tokenizer.from_folder(data), settings, WordTables(), phase)
+    return mixed.batches["nsp"].epoch_at(steps - 1) + 1

@@ -22,8 +22,9 @@ _SHORT_NAMES = {
     "mlm_accuracy": "mlm",
     "nsp_accuracy": "nsp",
     "sop_accuracy": "sop",
+    "relation_accuracy": "relation",
 }
-_HIDDEN = {"mlm_loss", "nsp_loss", "sop_loss", "sbo_loss", "tokens_seen"}
+_HIDDEN = {"mlm_loss", "nsp_loss", "sop_loss", "relation_loss", "sbo_loss", "tokens_seen"}
 
 
 class Progress(Protocol):

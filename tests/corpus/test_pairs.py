@@ -153,7 +153,7 @@ def test_distribution_test_notices_a_truncation_that_favours_an_end(
     corpus: Corpus, plan: Ids, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        module, "_cut", lambda segments, kept, _generator: np.stack([segments[:, 0], segments[:, 0] + kept], axis=1)
+        module, "cut", lambda segments, kept, _generator: np.stack([segments[:, 0], segments[:, 0] + kept], axis=1)
     )
     cut_behind = plan_pairs(corpus, ExampleSettings(max_length=LENGTH, short_share=0), np.random.default_rng(0))
     real = [rows[rows[:, IS_RANDOM] == 0] for rows in (plan, cut_behind)]
@@ -226,7 +226,9 @@ def test_walk_without_chance_is_known(many: int, monkeypatch: pytest.MonkeyPatch
     settings = ExampleSettings(max_length=23, short_share=0, random_share=0)
     plan = plan_next_sentences(make_corpus([5, 4], (10, 10)), settings, np.random.default_rng(0))
     rows = sorted(
-        module._walk(make_corpus([5, 4], (10, 10)), settings, np.random.default_rng(0), returns_rest=True).tolist()
+        module.walk_documents(
+            make_corpus([5, 4], (10, 10)), settings, np.random.default_rng(0), returns_rest=True
+        ).tolist()
     )
     assert rows == [
         [0, 0, 10, 20, 20, 0],

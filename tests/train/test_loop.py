@@ -100,7 +100,9 @@ class Pair(ProcessGroup):
     def all_reduce(self, values: Sequence[float]) -> list[float]:
         return list(values)
 
-    def wrap(self, module: nn.Module, layers: Sequence[nn.Module], parallel: Parallel) -> nn.Module:
+    def wrap(
+        self, module: nn.Module, layers: Sequence[nn.Module], parallel: Parallel, *, unused: bool = False
+    ) -> nn.Module:
         return module
 
 

@@ -102,6 +102,8 @@ def _heads(
     pooled = _has(found, "pooler.dense.weight", layout) and not reads_mean
     if _has(found, f"heads.{sentence_head}.output.weight", layout) and pooled:
         heads.append(sentence_head)
+    if _has(found, "heads.relation.output.weight", layout) and pooled:
+        heads.append("relation")
     if _has(found, "heads.sbo.bias", layout):
         heads.append("sbo")
     if "qa_outputs.weight" in found:

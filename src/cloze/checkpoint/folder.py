@@ -243,7 +243,7 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
     state, embedding = _without_mean_head(model, embedding, destination)
     embedding = without_pooler(embedding, _pooler_module(model))
     tensors = _rounded(to_hugging_face(state, layout_of(model.model_type)), dtype)
-    apart = {name for name in tensors if name.startswith("sbo.")}
+    apart = {name for name in tensors if name.startswith(("sbo.", "relation."))}
     with replaced_folder(destination) as folder:
         values = write_config(model, model.head_names, contents.task, contents.correcting, normalized=normalized)
         write_json(folder / CONFIG, values)

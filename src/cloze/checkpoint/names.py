@@ -46,7 +46,9 @@ _TASK_HEADS = {
     "heads.token.output.": "classifier.",
     "heads.choice.output.": "classifier.",
     "heads.span.output.": "qa_outputs.",
-    "heads.sbo.": "sbo.",  # exists only in cloze
+    # These heads exist only in cloze.
+    "heads.sbo.": "sbo.",
+    "heads.relation.": "relation.",
 }
 _PARTS: dict[Layout, dict[str, str]] = {
     "bert": {

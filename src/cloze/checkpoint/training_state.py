@@ -12,7 +12,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ _MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
     "manifest.json",
 )
 _STEP = re.compile(r"step-(\d+)")
+# The figure that says whether a checkpoint is from the stable part of a wsd schedule.
+STABLE = "stable"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class StateStore:
         self._damaged: set[Path] = set()  # skipped by ``newest``
 
     def save(self, state: TrainingState) -> None:
-        """Write a checkpoint, then delete all others except the previous one."""
+        """Write a checkpoint, then delete all others except the previous one and the newest stable one."""
         committed = self.folder / f"step-{state.step:08d}"
         with replaced_folder(committed) as folder:
             write_safetensors(folder / _MODEL, state.model)
@@ -95,13 +97,31 @@ class StateStore:
         return None
 
     def clear(self) -> None:
-        """Delete all checkpoints."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Delete all checkpoints but the newest stable one, from which another run can continue."""
+        kept = self._newest_stable()
+        if kept is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        for other in self.folder.iterdir():
+            if other != kept and (is_ours(other) or _STEP.match(other.name)):
+                delete(other)
+
+    def stable(self) -> TrainingState | None:
+        """Return the newest stable checkpoint, or None if there is none.
+
+        Raises:
+            CheckpointError: If it is damaged.
+        """
+        folder = self._newest_stable()
+        return None if folder is None else _read(folder)
+
+    def _newest_stable(self) -> Path | None:
+        return next((path for path in self._folders().values() if _is_stable(path)), None)
 
     def _drop_others(self, committed: Path, step: int) -> None:
         """Delete all checkpoints but the given one and its predecessor."""
         before = [path for number, path in self._folders().items() if number < step and path not in self._damaged]
-        kept = {committed, *before[:1]}
+        kept = {committed, *before[:1], self._newest_stable()}
         # This includes newer ones (damaged checkpoints that were skipped) and temporary folders of killed processes.
         for other in self.folder.iterdir():
             if other not in kept and (is_ours(other) or _STEP.match(other.name)):
@@ -125,6 +145,12 @@ class StateStore:
 def _fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _is_stable(folder: Path) -> bool:
+    with suppress(CheckpointError):
+        return read_json(folder / _STATE).get("figures", {}).get(STABLE) is True
+    return False
 
 
 def _read(folder: Path) -> TrainingState:

@@ -146,7 +146,7 @@ def audit(
     Fractions have 95 % confidence intervals. The exit code is 1 if a check is NOT OK.
 
     Args:
-        objective: Sentence objective: nsp (next sentence), sop (sentence order) or none (full sentences).
+        objective: nsp (next sentence), sop (sentence order), relation, copy or none (full sentences).
         max_length: Maximum sequence length in tokens.
         masking: Unit of masking: token, word, ngram, span, entity or correction.
         recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.

@@ -26,6 +26,7 @@ def pretrain(
     *,
     out: Path,
     model: str | None = None,
+    extend: Path | None = None,
     recipe: str | None = None,  # noqa: ARG001 (use_recipe has set its values)
     fresh: bool = False,
     settings: Settings = DEFAULTS,
@@ -37,6 +38,7 @@ def pretrain(
     Args:
         out: The folder of the run.
         model: A model folder to start from, instead of a new model.
+        extend: A run with the schedule wsd to continue from before its decay; steps and hours count from its start.
         recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.
         fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
@@ -45,7 +47,16 @@ def pretrain(
     from cloze.train.pretraining.pretrain import pretrain as run
 
     with Reporter() as reporter:
-        folder = run(data, out, model=model, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
+        folder = run(
+            data,
+            out,
+            model=model,
+            extend=extend,
+            settings=settings,
+            device=machine.use(),
+            fresh=fresh,
+            progress=reporter,
+        )
     if os.environ.get("RANK", "0") == "0":  # under torchrun, only rank 0 prints
         print_results(folder, json)
 

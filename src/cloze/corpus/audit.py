@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cloze.corpus.batches import Examples, PretrainingBatch, PretrainingBatches
 from cloze.corpus.masking import HIDDEN, KEPT, NO_SIMILAR, REPLACED
-from cloze.corpus.sampling import Ids, Sequences
+from cloze.corpus.sampling import RELATION_SHARE, Ids, Sequences
 from cloze.corpus.word_tables import WordTables
 from cloze.errors import ConfigError
 from cloze.text.vocabulary import CONTINUATION
@@ -113,7 +113,7 @@ def audit(batches: PretrainingBatches, tokens: int) -> Audit:
         sequences = batches.read(examples)
         _count_masks(counts, batches, batch, sequences)
         _count_replacements(counts.replacements, batches, batch, sequences, probabilities)
-        if batches.examples.objective != "none":
+        if len(batch.labels):
             _count_pairs(counts, batches, batch, examples)
         step += 1
     return Audit(counts.sequences, counts.tokens, tuple(_checks(counts, batches)))
@@ -185,13 +185,14 @@ def _count_pairs(counts: _Counts, batches: PretrainingBatches, batch: Pretrainin
     same = documents[:, 0] == documents[:, 1]
     follows = same & (chunks[:, 1, 0] >= chunks[:, 0, 1])
     precedes = same & (chunks[:, 1, 1] <= chunks[:, 0, 0])
-    wrong = ~same if batches.examples.objective == "nsp" else precedes
-    counts.mislabelled += int(np.where(batch.labels == 1, ~wrong, ~follows).sum())
+    wrong = precedes if batches.examples.objective == "sop" else ~same
+    elsewhere = precedes | (same & (chunks[:, 1, 0] > chunks[:, 0, 1]))
+    counts.mislabelled += int((~np.choose(batch.labels, [follows, wrong, elsewhere])).sum())
     tossed = examples.plan.tossed[examples.numbers]
     counts.pairs += len(batch.labels)
-    counts.wrong += int(batch.labels.sum())
+    counts.wrong += int((batch.labels > 0).sum())
     counts.tossed += int(tossed.sum())
-    counts.tossed_wrong += int(batch.labels[tossed].sum())
+    counts.tossed_wrong += int((batch.labels[tossed] > 0).sum())
 
 
 def _unchanged_probabilities(batches: PretrainingBatches) -> _Probabilities:
@@ -337,9 +338,10 @@ def _word_checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:
 
 def _pair_checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:
     objective, share = batches.examples.objective, batches.examples.random_share
-    if objective == "none":
+    kind = {"nsp": "random", "sop": "swapped", "relation": "unrelated"}.get(objective)
+    if kind is None:
         return []
-    kind = "random" if objective == "nsp" else "swapped"
+    share = RELATION_SHARE if objective == "relation" else share
     return [
         _share_check(f"{kind} pairs among unforced pairs", counts.tossed_wrong, counts.tossed, share),
         Check(

@@ -7,10 +7,12 @@ process of a distributed run can build its own rows, and any step can be reprodu
 Dimensions: B sequences, T tokens, M selected tokens of the batch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from cloze.corpus.copies import change_copies, plan_copies
 from cloze.corpus.masking import STREAMS, Fates, Masker
 from cloze.corpus.sampling import (
     EpochPlan,
@@ -19,17 +21,24 @@ from cloze.corpus.sampling import (
     assemble,
     plan_full_sentences,
     plan_next_sentences,
+    plan_relations,
     plan_sentence_order,
 )
-from cloze.corpus.settings import ExampleSettings, MaskSettings, check_seed
+from cloze.corpus.settings import ExampleSettings, MaskSettings, Objective, check_seed
 from cloze.corpus.shards import Corpus
 from cloze.corpus.word_tables import Draws, WordTables
 from cloze.errors import ConfigError, DataError
 from cloze.text import Tokenizer
 
 # Names of independent streams of random numbers.
-_PLANS, _ORDERS, _MASKS = 1, 2, 3
-_PLANNERS = {"nsp": plan_next_sentences, "sop": plan_sentence_order, "none": plan_full_sentences}
+_PLANS, _ORDERS, _MASKS, _COPIES = 1, 2, 3, 4
+_PLANNERS: dict[Objective, Callable[[Corpus, ExampleSettings, np.random.Generator], EpochPlan]] = {
+    "nsp": plan_next_sentences,
+    "sop": plan_sentence_order,
+    "relation": plan_relations,
+    "copy": plan_copies,
+    "none": plan_full_sentences,
+}
 _NO_TABLES = WordTables()
 
 
@@ -42,10 +51,11 @@ class PretrainingBatch:
     lengths: Ids  # (B,) number of real tokens; the rest is padding
     positions: Ids  # (M,) flat positions of the selected tokens in (B, T)
     targets: Ids  # (M,) original ids
-    labels: Ids  # (B,) 1 if the second segment is random (nsp) or the segments are swapped (sop); (0,) without pairs
+    labels: Ids  # (B,) as in ``EpochPlan``; (0,) without pairs
     boundaries: Ids | None  # (M, 3) for spans: flat positions before and after the span, index within it
     fates: Fates  # (M,) 0 hidden (correction: similar word), 1 replaced, 2 kept, 3 no similar word known
     units: Ids  # (M, 2) flat position at which the token's unit starts, words drawn for it
+    objective: Objective = "none"  # how the sequences were sampled
 
     @property
     def token_count(self) -> int:
@@ -126,6 +136,7 @@ class PretrainingBatches:
             boundaries=masked.boundaries,
             fates=masked.fates,
             units=masked.units,
+            objective=self.examples.objective,
         )
 
     def epoch_at(self, step: int) -> int:
@@ -158,9 +169,16 @@ class PretrainingBatches:
         return Examples(self._plan, whole[rows], counters, width)
 
     def read(self, examples: Examples) -> Sequences:
-        """Read the sequences before masking."""
-        words = self.masker.needs_words
-        return assemble(self.corpus, self.tokenizer, examples.plan, examples.numbers, width=examples.width, words=words)
+        """Read the sequences before masking; copy pairs with their words dropped and moved."""
+        copies = self.examples.objective == "copy"
+        words = self.masker.needs_words or copies
+        sequences = assemble(
+            self.corpus, self.tokenizer, examples.plan, examples.numbers, width=examples.width, words=words
+        )
+        if not copies:
+            return sequences
+        generators = (np.random.default_rng([self.seed, _COPIES, *row]) for row in examples.counters.tolist())
+        return change_copies(sequences, generators, self.examples, self.tokenizer.pad_id)
 
     def _draw(self, examples: Examples) -> Draws:
         """Draw random numbers, (B, STREAMS, T). Those of a row do not depend on the width of the batch.

@@ -7,6 +7,8 @@ and its chunks, each followed by ``[SEP]``: two chunks for sentence pairs, one o
 
     nsp   next-sentence prediction (Devlin et al. 2019, section 3.1): B follows A, or is from another document
     sop   sentence-order prediction (Lan et al. 2020, section 3.1): A and B are adjacent, or swapped
+    relation  like nsp, but half of the wrong pairs have a B from elsewhere in A's document
+    copy  B is a copy of A with words dropped and moved (``copies.py``)
     none  FULL-SENTENCES (Liu et al. 2019, section 4.2): as many whole sentences as fit. At the end of a document, a
           ``[SEP]`` and the next document follow. All tokens have segment 0.
 
@@ -27,7 +29,7 @@ Dimensions: B sequences, T tokens, E examples of an epoch, C chunks.
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, repeat
 
@@ -43,12 +45,13 @@ Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
+RELATION_SHARE = 2 / 3  # of the pairs of relations, B does not follow A
 _BLOCK = 4096  # random numbers per block
 # With fewer documents, plain loops are faster than arrays.
 _MANY = 24
 # Columns of a walk: document; token positions where A starts, B starts and B stops; target length in tokens; whether
-# the pair is wrong (random or swapped). If A is a single sentence with nothing after it, _MIDDLE equals _STOP.
-_DOCUMENT, _START, _MIDDLE, _STOP, _TARGET, _WRONG = range(6)
+# the pair is wrong (random or swapped). If A is a single sentence with nothing after it, _MIDDLE equals STOP.
+_DOCUMENT, START, _MIDDLE, STOP, _TARGET, _WRONG = range(6)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,9 @@ class EpochPlan:
 
     chunks: Ids  # (C, 3): first token, one past the last token, segment
     rows: Ids  # (E + 1,): index of the first chunk of each example, and C at the end
-    labels: Ids  # (E,): 1 if B is random (nsp) or A and B are swapped (sop); (0,) without pairs
+    # (E,): 1 if B is random (nsp) or A and B are swapped (sop); for relation, 0 if B follows A, 1 if it is from another
+    # document, 2 if it is from elsewhere in A's document; (0,) without pairs
+    labels: Ids
     tossed: Flags  # (E,) or (0,): true if the label was drawn at random, false if it was forced: nothing follows A
 
     @property
@@ -102,13 +107,52 @@ def plan_next_sentences(corpus: Corpus, settings: ExampleSettings, generator: np
             "other documents, so at least two are needed: put a blank line between documents, or use --objective sop "
             "or none"
         )
-    walk = _walk(corpus, settings, generator, returns_rest=True)
-    first, second = walk[:, [_START, _MIDDLE]], walk[:, [_MIDDLE, _STOP]]
+    walk = walk_documents(corpus, settings, generator, returns_rest=True)
+    first, second = walk[:, [START, _MIDDLE]], walk[:, [_MIDDLE, STOP]]
     wrong = walk[:, _WRONG] == 1
     wanted = walk[wrong, _TARGET] - (first[wrong, 1] - first[wrong, 0])  # tokens left for B
     second[wrong] = _random_segments(corpus, walk[wrong, _DOCUMENT], wanted, generator)
-    tossed = walk[:, _MIDDLE] < walk[:, _STOP]
+    tossed = walk[:, _MIDDLE] < walk[:, STOP]
     return _plan(first, second, walk[:, _WRONG], tossed, settings, generator)
+
+
+def plan_relations(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> EpochPlan:
+    """Plan an epoch of relations: B follows A, is from another document, or from elsewhere in A's, a third each.
+
+    Negatives from the same document share its topic and words, so that the model has to compare the segments and cannot
+    rely on the topic alone. A document with nothing outside A and the sentence after it has no such negatives, and gets
+    one from another document.
+    """
+    next_sentences = plan_next_sentences(corpus, replace(settings, random_share=RELATION_SHARE), generator)
+    chunks, labels = next_sentences.chunks.reshape(-1, 2, 3).copy(), next_sentences.labels.copy()
+    chosen = np.flatnonzero((labels == 1) & (generator.random(len(labels)) < 1 / 2))
+    elsewhere, exists = _segments_elsewhere(corpus, chunks[chosen], generator)
+    chosen, elsewhere = chosen[exists], elsewhere[exists]
+    chunks[chosen, 1, :2], labels[chosen] = elsewhere, 2
+    return EpochPlan(chunks.reshape(-1, 3), next_sentences.rows, labels, next_sentences.tossed)
+
+
+def _segments_elsewhere(corpus: Corpus, pairs: Ids, generator: np.random.Generator) -> tuple[Ids, Flags]:
+    """Return sentences of A's document that neither overlap A nor follow it, (N, 2), and whether there are any, (N,).
+
+    They are at most as long as the present B, so that the sequences stay within their maximum length.
+    """
+    starts, stops = pairs[:, 0, 0], pairs[:, 0, 1]
+    wanted = pairs[:, 1, 1] - pairs[:, 1, 0]
+    # A may have been truncated: its first sentence is the one that its first token is in.
+    first = np.searchsorted(corpus.sentences, starts, side="right") - 1
+    after = np.searchsorted(corpus.sentences, stops, side="left") + 1  # skips the sentence that follows A
+    document = np.searchsorted(corpus.documents, first, side="right") - 1
+    begin, end = corpus.documents[document], corpus.documents[document + 1]
+    before_count, after_count = first - begin, np.maximum(0, end - after)
+    exists = before_count + after_count > 0
+    drawn = (generator.random(len(pairs)) * (before_count + after_count)).astype(np.int64)
+    is_before = drawn < before_count
+    sentences = np.where(is_before, begin + drawn, after + drawn - before_count)
+    sentences = np.where(exists, sentences, begin)
+    limits = corpus.sentences[np.where(is_before, first, end)]
+    segments = np.stack([corpus.sentences[sentences], np.minimum(corpus.sentences[sentences] + wanted, limits)], axis=1)
+    return segments, exists
 
 
 def plan_sentence_order(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> EpochPlan:
@@ -118,18 +162,20 @@ def plan_sentence_order(corpus: Corpus, settings: ExampleSettings, generator: np
     and labels the pair as swapped. Here the sentence is split at a random token instead, so that labels always refer to
     the order, and a corpus of one document is enough. A sentence of one token cannot be split and is dropped.
     """
-    walk = _walk(corpus, settings, generator, returns_rest=False)
-    walk = walk[walk[:, _STOP] - walk[:, _START] > 1]
-    alone = walk[:, _MIDDLE] == walk[:, _STOP]
-    walk[alone, _MIDDLE] = generator.integers(walk[alone, _START] + 1, walk[alone, _STOP])
-    first, second = walk[:, [_START, _MIDDLE]], walk[:, [_MIDDLE, _STOP]]
+    walk = walk_documents(corpus, settings, generator)
+    walk = walk[walk[:, STOP] - walk[:, START] > 1]
+    alone = walk[:, _MIDDLE] == walk[:, STOP]
+    walk[alone, _MIDDLE] = generator.integers(walk[alone, START] + 1, walk[alone, STOP])
+    first, second = walk[:, [START, _MIDDLE]], walk[:, [_MIDDLE, STOP]]
     swapped = walk[:, _WRONG] == 1
     first[swapped], second[swapped] = second[swapped], first[swapped]
     tossed = np.ones(len(walk), bool)
     return _plan(first, second, walk[:, _WRONG], tossed, settings, generator)
 
 
-def _walk(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator, *, returns_rest: bool) -> Ids:
+def walk_documents(
+    corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator, *, returns_rest: bool = False
+) -> Ids:
     """Walk through each document and record where examples start, split and stop: (E, 6).
 
     An example starts where the one before it in the document stops, so a document cannot be processed at once. Instead,
@@ -232,10 +278,10 @@ def _plan(
 def _truncate(first: Ids, second: Ids, room: int, generator: np.random.Generator) -> tuple[Ids, Ids]:
     """Truncate pairs to ``room`` tokens: the longer segment first, each token at a random end to avoid a bias."""
     kept_first, kept_second = _shared(first[:, 1] - first[:, 0], second[:, 1] - second[:, 0], room)
-    return _cut(first, kept_first, generator), _cut(second, kept_second, generator)
+    return cut(first, kept_first, generator), cut(second, kept_second, generator)
 
 
-def _cut(segments: Ids, kept: Ids, generator: np.random.Generator) -> Ids:
+def cut(segments: Ids, kept: Ids, generator: np.random.Generator) -> Ids:
     """Shorten segments, (E, 2), to ``kept`` tokens; the surplus is split between both ends at random."""
     surplus = segments[:, 1] - segments[:, 0] - kept
     starts = segments[:, 0].copy()

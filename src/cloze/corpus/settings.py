@@ -10,12 +10,13 @@ from typing import Literal, get_args
 from cloze.errors import ConfigError, did_you_mean
 from cloze.options import check_types
 
-Objective = Literal["nsp", "sop", "none"]
+Objective = Literal["nsp", "sop", "relation", "copy", "none"]
 Masking = Literal["token", "word", "ngram", "span", "entity", "correction"]
 
 
 # Upper bound for the length of a sequence in tokens, far beyond what is practical with full attention.
 LONGEST = 32_768
+SHORTEST = 8  # a pair of segments with their special tokens
 
 
 @dataclass(frozen=True)
@@ -143,21 +144,28 @@ class ExampleSettings:
     """Settings of pre-training examples."""
 
     objective: Objective = "nsp"
-    """nsp: does B follow A; sop: are A and B in order; none: masked words only, on whole sentences."""
+    """nsp: does B follow A; sop: are A and B in order; relation: does B follow A, or is it from elsewhere in the
+    document or from another one; copy: B is A with words dropped and moved; none: whole sentences, without pairs."""
     max_length: int = 128
     # Fraction of shorter sequences, to resemble those of fine-tuning (short_seq_prob in the original code).
     short_share: float = 0.1
     random_share: float = 0.5
     """Fraction of wrong pairs: random pairs for nsp, swapped pairs for sop."""
+    drop_share: float = 0.15
+    """For copy: fraction of the words that are dropped from B."""
+    move_distance: int = 3
+    """For copy: largest distance in words by which a word is moved; half of the copies keep the order of words."""
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
             raise ConfigError(f"objective is {self.objective!r}{did_you_mean(self.objective, get_args(Objective))}")
-        if self.max_length < 8:
-            raise ConfigError(f"max_length is {self.max_length}; a pair of segments needs at least 8 tokens")
+        if self.max_length < SHORTEST:
+            raise ConfigError(f"max_length is {self.max_length}; a pair of segments needs at least {SHORTEST} tokens")
         if self.max_length > LONGEST:
             raise ConfigError(f"max_length is {self.max_length}; at most {LONGEST:,} tokens were expected")
-        for name in ("short_share", "random_share"):
+        if self.move_distance < 0:
+            raise ConfigError(f"move_distance is {self.move_distance}; a number of words was expected, 0 for none")
+        for name in ("short_share", "random_share", "drop_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; a share from 0 to 1 was expected")
 

@@ -100,6 +100,7 @@ def count_parameters(
         + config.vocab_size,
         "nsp": 2 * hidden + 2,
         "sop": 2 * hidden + 2,
+        "relation": 3 * hidden + 3,
         "sequence": labels * ((comparison_width(hidden) if config.head_pooling == "separate" else hidden) + 1),
         "token": labels * (hidden + 1),
         "span": 2 * hidden + 2,

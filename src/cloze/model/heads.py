@@ -20,8 +20,8 @@ from cloze.model.building_blocks import Dropout, EncoderOutput, activation, init
 from cloze.model.config import BertConfig
 from cloze.options import FeatureHead, Features, HeadPooling
 
-# Pre-training: masked words, next sentence, sentence order, span boundaries; then the tasks.
-HeadName = Literal["mlm", "nsp", "sop", "sbo", "sequence", "token", "span", "choice"]
+# Pre-training: masked words, next sentence, sentence order, relation of segments, span boundaries; then the tasks.
+HeadName = Literal["mlm", "nsp", "sop", "relation", "sbo", "sequence", "token", "span", "choice"]
 HEAD_NAMES: tuple[HeadName, ...] = get_args(HeadName)
 
 # Number of distinct offsets within a span, and the width of their vectors (section 4.2 of the SpanBERT paper).
@@ -118,13 +118,23 @@ class SentenceHead(Head):
     reads_summary = True
     is_pretraining = True
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, classes: int = 2) -> None:
         super().__init__()
-        self.output = nn.Linear(config.hidden_size, 2)
+        self.output = nn.Linear(config.hidden_size, classes)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """(B, H) -> (B, 2)."""
+        """(B, H) -> (B, classes)."""
         return self.output(pooled)  # type: ignore[no-any-return]
+
+
+class RelationHead(SentenceHead):
+    """Where does B come from: it follows A (0), is from another document (1), or from elsewhere in A's document (2)?
+
+    StructBERT (Wang et al., 2020, section 2.2) has such an objective, with the previous sentence as the third class.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, classes=3)
 
 
 class SequenceHead(Head):
@@ -215,6 +225,7 @@ HEADS: dict[HeadName, type[Head]] = {
     "mlm": MaskedWordHead,
     "nsp": SentenceHead,
     "sop": SentenceHead,
+    "relation": RelationHead,
     "sbo": SpanBoundaryHead,
     "sequence": SequenceHead,
     "token": TokenHead,
@@ -235,6 +246,8 @@ def build_head(
         return SpanBoundaryHead(config, token_table)
     if name in ("nsp", "sop"):
         return SentenceHead(config)
+    if name == "relation":
+        return RelationHead(config)
     if name == "sequence":
         return (ComparisonHead if pooling == "separate" else SequenceHead)(config, labels)
     if name == "token":

@@ -61,6 +61,13 @@ def sentence_order_loss(
     return _pair_loss(model, "sop", last, is_swapped, total, mask)
 
 
+def relation_loss(
+    model: Backbone, last: Tensor, relations: Tensor, total: int | None = None, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the relation loss and the logits, (B, 3); targets 0 follows, 1 other document, 2 elsewhere in the same."""
+    return _pair_loss(model, "relation", last, relations, total, mask)
+
+
 def _pair_loss(
     model: Backbone, head: HeadName, last: Tensor, labels: Tensor, total: int | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:

@@ -93,13 +93,16 @@ class ProcessGroup:
         summed: list[float] = tensor.tolist()
         return summed
 
-    def wrap(self, module: nn.Module, layers: Sequence[nn.Module], parallel: Parallel) -> nn.Module:
+    def wrap(
+        self, module: nn.Module, layers: Sequence[nn.Module], parallel: Parallel, *, unused: bool = False
+    ) -> nn.Module:
         """Wrap a module for distributed training.
 
         Args:
             module: The objective to train.
             layers: Submodules that FSDP gathers one at a time if the model is large.
             parallel: ``ddp`` or ``fsdp``.
+            unused: Whether some steps leave parameters without a gradient, which DDP then has to look for.
 
         Returns:
             The module to call in training; in a group of one, the module itself.
@@ -107,7 +110,7 @@ class ProcessGroup:
         if self.size == 1:
             return module
         if parallel == "ddp":
-            return nn.parallel.DistributedDataParallel(module)
+            return nn.parallel.DistributedDataParallel(module, find_unused_parameters=unused)
         from torch.distributed.fsdp import fully_shard
 
         units = [*(layers if _size_in_bytes(module) > _GATHER_AT_ONCE else ()), module]

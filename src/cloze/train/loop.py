@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from cloze.checkpoint import TrainingState
+from cloze.checkpoint.training_state import STABLE
 from cloze.errors import ConfigError
 from cloze.interrupts import Interrupted, Interrupts, heard_between_steps
 from cloze.progress import Progress, Silent
@@ -96,6 +97,8 @@ class TrainerOptions:
         log: An additional logger, such as TensorBoard's.
         should_stop: Called after each evaluation; True stops the training early.
         rate_scale: Maps a parameter's name to the factor of its learning rate.
+        unused_parameters: Whether some steps train only some of the parameters, as in a mixture of objectives.
+        start: The state from which a run without checkpoints starts; None for step 0.
     """
 
     group: ProcessGroup = field(default_factory=ProcessGroup)
@@ -106,6 +109,8 @@ class TrainerOptions:
     log: Callable[[int, Mapping[str, float]], None] | None = None
     should_stop: Callable[[], bool] | None = None
     rate_scale: Callable[[str], float] | None = None
+    unused_parameters: bool = False
+    start: TrainingState | None = None
 
 
 def train(
@@ -158,7 +163,7 @@ class _Training:
     ) -> None:
         self.objective, self.source, self.settings, self.run = objective, source, settings, run
         self.progress, self.evaluate, self.options, self.group = progress, evaluate, options, options.group
-        self.module = self.group.wrap(objective, options.layers, settings.parallel)
+        self.module = self.group.wrap(objective, options.layers, settings.parallel, unused=options.unused_parameters)
         self.optimizer = make_optimizer(
             self.module, settings.learning_rate, settings.weight_decay, options.rate_scale, epsilon=settings.epsilon
         )
@@ -281,8 +286,10 @@ class _Training:
             self._evaluate(done)
         # By rank 0's clock, so that all ranks make the same decision.
         overdue = seconds - self.saved_at >= LONGEST_UNSAVED
+        # Before the decay starts, so that the run can be extended from there.
+        last_stable = self.schedule.is_stable(done, seconds) and not self.schedule.is_stable(done + 1, seconds)
         # Not while steps are rejected: the weights do not change, and the next rejection may end the training.
-        self.save_due = self.save_due or overdue or _is_due(done, self.settings.save_every)
+        self.save_due = self.save_due or overdue or last_stable or _is_due(done, self.settings.save_every)
         if not over and (stopping or (self.save_due and self.guard.last_accepted)):
             self.evaluation_due = stopping and _is_due(done, self.settings.evaluate_every)
             self._save(done)
@@ -322,14 +329,16 @@ class _Training:
                 self.options.log(step, metrics)
 
     def _save(self, step: int) -> None:
+        seconds = self.seconds + time.monotonic() - self.start
         figures = {  # the keys belong to the file format and are older than the attribute names
             "meter": self.tracker.state_dict(),
             "guard": self.guard.state_dict(),
-            "seconds": self.seconds + time.monotonic() - self.start,
+            "seconds": seconds,
             "evaluated": self.evaluated,
             "owed": self.evaluation_due,
             "precision": [self.options.precision.name, self.options.precision.device.type],
             "measured": self.run.measured() if self.group.is_main else None,
+            STABLE: self.schedule.is_stable(step, seconds),
         }
         state = TrainingState(step, full_state_dict(self.objective), optimizer_tensors(self.optimizer), figures)
         if self.group.is_main:
@@ -340,7 +349,7 @@ class _Training:
 
     def _resume(self) -> int:
         """Load the newest checkpoint, if any; return the step to continue with."""
-        state = self.run.store.newest(self.progress)
+        state = self.run.store.newest(self.progress) or self.options.start
         if self.group.is_main:
             self.run.check_measured(state.figures.get("measured") if state else None)
             self.run.rewind(state.step if state else 0, evaluation_due=bool(state and state.figures["owed"]))

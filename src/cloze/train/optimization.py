@@ -26,7 +26,7 @@ from torch.optim import AdamW
 from cloze.errors import DataError, format_option
 from cloze.predict.quantization.precision import has_fast_bf16
 from cloze.train.distributed import full_tensor, shard_like
-from cloze.train.settings import LoopSettings, PrecisionName, check_precision
+from cloze.train.settings import LoopSettings, PrecisionName, ScheduleName, check_precision
 
 BETAS = (0.9, 0.999)  # decay of the running means of the gradient and of its square
 SPIKE = 10.0  # a loss above this multiple of the running mean is rejected
@@ -125,17 +125,31 @@ def restore_optimizer(optimizer: AdamW, tensors: Mapping[str, Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up and linear decay to zero over a number of steps or hours, whichever ends first."""
+    """The learning rate over a number of steps or hours, whichever ends first.
+
+    ``linear`` is the paper's schedule: linear warm-up, then linear decay to zero. ``wsd`` (warm-up, stable, decay; Hu
+    et al., 2024) stays at the peak after the warm-up and decays only over the last fraction of the training. Its stable
+    part does not depend on the length of the training, so a run can be extended from there without another warm-up.
+    """
 
     steps: int | None
     hours: float | None
     warmup: float
     peak: float
+    name: ScheduleName = "linear"
+    decay: float = LoopSettings.decay
 
     @classmethod
     def of(cls, settings: LoopSettings) -> "Schedule":
         """Return the schedule for these settings."""
-        return cls(settings.steps, settings.hours, settings.warmup, settings.learning_rate)
+        return cls(
+            settings.steps,
+            settings.hours,
+            settings.warmup,
+            settings.learning_rate,
+            settings.schedule,
+            settings.decay,
+        )
 
     def progress(self, step: int, seconds: float) -> float:
         """Return the completed fraction of the training before a step, counted from 0; 1 or more at the end."""
@@ -149,7 +163,14 @@ class Schedule:
         if progress < self.warmup:
             # One step ahead, so that the first step has a learning rate above zero.
             return self.peak * min(1.0, (progress + 1 / (self.steps or 1000)) / self.warmup)
+        if self.name == "wsd":
+            # 1 - sqrt(x) over the decay ends at a lower loss than a straight line (Hägele et al., 2024, section 4).
+            return self.peak * (1 - math.sqrt(min(1.0, max(0.0, progress - 1 + self.decay) / self.decay)))
         return self.peak * max(0.0, 1 - progress) / (1 - self.warmup)
+
+    def is_stable(self, step: int, seconds: float) -> bool:
+        """Return whether the learning rate of a wsd schedule has not begun to decay before a step."""
+        return self.name == "wsd" and self.progress(step, seconds) <= 1 - self.decay
 
     def expected_steps(self, step: int, seconds: float) -> int | None:
         """Extrapolate the total number of steps; None before the first step of a training limited by time."""
@@ -296,7 +317,7 @@ class MetricsTracker:
 
     def _reset(self) -> None:
         self._sums: dict[str, float] = {}
-        self._count = 0
+        self._counts: dict[str, int] = {}  # steps that had the metric: those of a mixture of objectives differ
         self._tokens = 0
         self._start = time.monotonic()
 
@@ -304,17 +325,19 @@ class MetricsTracker:
         """Add the metrics and the token count of one step."""
         for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
-        self._count += 1
+            self._counts[name] = self._counts.get(name, 0) + 1
         self._tokens += tokens
         self._tokens_seen += tokens
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values to save in a checkpoint, so that the next means equal those of an uninterrupted run."""
-        return {"sums": self._sums, "count": self._count, "seen": self._tokens_seen}
+        return {"sums": self._sums, "counts": self._counts, "seen": self._tokens_seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore values returned by ``state_dict``; the clock restarts at zero."""
-        self._sums, self._count, self._tokens_seen = dict(state["sums"]), state["count"], state["seen"]
+        self._sums, self._tokens_seen = dict(state["sums"]), state["seen"]
+        # Checkpoints of earlier versions have one count for all metrics.
+        self._counts = dict(state.get("counts") or dict.fromkeys(self._sums, state.get("count", 0)))
 
     def flush(self) -> dict[str, float]:
         """Return the means since the last flush, and start new ones."""
@@ -324,7 +347,7 @@ class MetricsTracker:
 
     def current(self) -> dict[str, float]:
         """Return the means since the last flush; only the throughput if all steps since then were rejected."""
-        metrics = {name: total / self._count for name, total in self._sums.items()}
+        metrics = {name: total / self._counts[name] for name, total in self._sums.items()}
         tokens_per_second = self._tokens / max(1e-9, time.monotonic() - self._start)
         metrics["tokens_per_second"] = tokens_per_second
         if self._peak_share_per_speed:

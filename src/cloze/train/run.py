@@ -53,9 +53,9 @@ _RECORDED_LATER = frozenset(
 _THREADS = "threads"
 _NOT_COMPARED = frozenset({"baseline", _THREADS})
 _WIDTH, _HEIGHT, _MARGIN = 320, 160, 30  # of a curve in a notebook, in pixels
-# The components of the pre-training loss.
-LOSS_COMPONENTS = ("mlm_loss", "nsp_loss", "sop_loss", "sbo_loss")
-# Prefix, label and line style of held-out losses; those of long sequences form a separate curve.
+# The components of a pre-training loss.
+LOSS_COMPONENTS = ("mlm_loss", "nsp_loss", "sop_loss", "relation_loss", "sbo_loss")
+# Prefix, label and line style of held-out losses; those of long sequences are a curve of their own.
 _HELD_OUT = (("held_out", "held out", "o-"), ("held_out_long", "held out, long", "s--"))
 
 Metrics = Sequence[dict[str, float]]

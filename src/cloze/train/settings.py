@@ -3,16 +3,19 @@
 Imports nothing heavy, because the command line loads it for ``--help``. The docstring of a field is its flag's help.
 """
 
+import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective, check_seed
 from cloze.errors import ConfigError, did_you_mean
 from cloze.options import check_types
 
 Parallel = Literal["ddp", "fsdp"]
+ScheduleName = Literal["linear", "wsd"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
 
 DEFAULT_STEPS = 10_000
@@ -35,6 +38,8 @@ class LoopSettings:
     learning_rate: float
     hours: float | None = None
     warmup: float = 0.1
+    schedule: ScheduleName = "linear"
+    decay: float = 0.2  # share of the training over which wsd decays
     weight_decay: float = 0.01
     epsilon: float = 1e-8
     clip: float = 1.0  # maximum gradient norm
@@ -56,6 +61,11 @@ class LoopSettings:
             raise ConfigError(f"learning_rate is {self.learning_rate}; a learning rate such as 1e-4 was expected")
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"warmup is {self.warmup}; a share of the steps, from 0 up to 1, was expected")
+        if self.schedule == "wsd" and not 0 < self.decay <= 1 - self.warmup:
+            raise ConfigError(
+                f"decay is {self.decay}; a share of the steps above 0 was expected, and at most {1 - self.warmup:g}, "
+                "which the warm-up leaves"
+            )
         check_seed(self.seed)
         if not 0 <= self.weight_decay < 1:
             raise ConfigError(f"weight_decay is {self.weight_decay}; a small number such as 0.01 was expected")
@@ -65,6 +75,26 @@ class LoopSettings:
             raise ConfigError(f"accumulate is {self.accumulate}; at least 1 was expected")
         if self.save_every < 1:
             raise ConfigError(f"save_every is {self.save_every}; at least 1 was expected")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a pre-training run with one sequence length and batch size.
+
+    Attributes:
+        max_length: Maximum sequence length in tokens.
+        batch_size: Sequences per optimizer step.
+        share: Share of the training, by steps or by the clock.
+    """
+
+    max_length: int
+    batch_size: int
+    share: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per optimizer step, at most."""
+        return self.max_length * self.batch_size
 
 
 @dataclass(frozen=True)
@@ -99,10 +129,17 @@ class PretrainSettings:
     """Sequence length of a second phase at the end, such as 512; the number of tokens per step stays the same."""
     long_share: float = 0.1
     """Fraction of the training that the second phase takes."""
+    phases: str | None = None
+    """Phases of growing length and batch size as LENGTHxBATCH:SHARE, such as 32x128:0.2,128x64:0.7,512x16:0.1; they
+    replace max_length, batch_size and long_length."""
     learning_rate: float = 5e-4
     """Peak learning rate."""
     warmup: float = 0.05
     """Fraction of the steps over which the learning rate warms up."""
+    schedule: ScheduleName = "linear"
+    """Learning rate after the warm-up: linear decay to zero, or wsd (warm-up, stable, decay), which can be extended."""
+    decay: float = 0.2
+    """For wsd: fraction of the training, at its end, over which the learning rate decays to zero."""
     weight_decay: float = 0.01
     """Weight decay of matrices and embeddings; biases and LayerNorm are not decayed."""
     epsilon: float = 1e-8
@@ -110,7 +147,11 @@ class PretrainSettings:
     dropout: float | None = None
     """Dropout of hidden states and attention; by default 0.1 for a new model, and unchanged for a loaded one."""
     objective: Objective = "nsp"
-    """Sentence objective: nsp (does B follow A), sop (are A and B swapped), none (full sentences)."""
+    """What sequences are made of: nsp (does B follow A), sop (are A and B swapped), relation (does B follow A, or is it
+    from elsewhere in the document, or from another one), copy (B is A with words dropped or moved), none (full
+    sentences)."""
+    mixture: str | None = None
+    """Several objectives in one run, by their shares of the steps, such as none:0.5,relation:0.3,copy:0.2."""
     masking: Masking = "token"
     """Unit of masking: token, word, ngram, span, entity; or correction (similar words instead of [MASK])."""
     mask_rate: float = 0.15
@@ -157,11 +198,24 @@ class PretrainSettings:
             raise ConfigError(f"static is {self.static}; a number of variants was expected, 0 for none")
         self._check_second_phase()
         self._check_masking()
+        for phase in self.length_phases():
+            if phase.batch_size < self.accumulate:
+                raise ConfigError(
+                    f"accumulate is {self.accumulate}, more than the {phase.batch_size} sequences of a batch of "
+                    f"{phase.max_length} tokens"
+                )
+            self.examples(phase.max_length)
+        if self.mixture is not None and self.objective != PretrainSettings.objective:
+            raise ConfigError(f"objective is {self.objective} and mixture is {self.mixture}; leave out one of them")
+        if {"nsp", "relation"} & set(self.objectives()) and "sop" in self.objectives():
+            raise ConfigError(f"mixture is {self.mixture}; a model has a head for nsp or for sop, not for both")
         self.loop()
-        self.examples()
         self.masks()
 
     def _check_second_phase(self) -> None:
+        given = [name for name in ("max_length", "batch_size", "long_length") if self._is_set(name)]
+        if self.phases is not None and given:
+            raise ConfigError(f"phases is {self.phases!r}, and {given[0]} is set as well; leave out one of them")
         if self.long_length is not None and self.long_length <= self.max_length:
             raise ConfigError(
                 f"long_length is {self.long_length}; more than max_length, {self.max_length}, was expected"
@@ -191,6 +245,8 @@ class PretrainSettings:
             hours=self.hours,
             learning_rate=self.learning_rate,
             warmup=self.warmup,
+            schedule=self.schedule,
+            decay=self.decay,
             weight_decay=self.weight_decay,
             epsilon=self.epsilon,
             accumulate=self.accumulate,
@@ -200,17 +256,30 @@ class PretrainSettings:
             seed=self.seed,
         )
 
-    def examples(self, *, long: bool = False) -> ExampleSettings:
-        """Return the settings for building sequences, of the first phase or of the second (``long``)."""
-        length = self.long_length if long and self.long_length else self.max_length
-        return ExampleSettings(objective=self.objective, max_length=length)
-
-    def sequences(self, *, long: bool = False) -> int:
-        """Return the batch size in sequences, of the first phase or of the second (``long``)."""
-        if not long or self.long_length is None:
-            return self.batch_size
+    def length_phases(self) -> tuple[Phase, ...]:
+        """Return the phases of the run, whose shares add up to 1."""
+        if self.phases is not None:
+            return parse_phases(self.phases)
+        if self.long_length is None:
+            return (Phase(self.max_length, self.batch_size, 1.0),)
         # Same number of tokens per step as before: the learning rate still fits and memory does not grow.
-        return max(self.accumulate, self.batch_size * self.max_length // self.long_length)
+        batch_size = max(self.accumulate, self.batch_size * self.max_length // self.long_length)
+        return (
+            Phase(self.max_length, self.batch_size, 1 - self.long_share),
+            Phase(self.long_length, batch_size, self.long_share),
+        )
+
+    def objectives(self) -> dict[Objective, float]:
+        """Return the objectives of the run with their shares of the steps."""
+        return {self.objective: 1.0} if self.mixture is None else parse_mixture(self.mixture)
+
+    def examples(self, max_length: int | None = None, objective: Objective | None = None) -> ExampleSettings:
+        """Return how text becomes sequences of a length, by default those of the first phase and objective."""
+        length = self.length_phases()[0].max_length if max_length is None else max_length
+        return ExampleSettings(next(iter(self.objectives())) if objective is None else objective, length)
+
+    def _is_set(self, name: str) -> bool:
+        return bool(getattr(self, name) != getattr(PretrainSettings, name))
 
     def masks(self) -> MaskSettings:
         """Return the settings for selecting and masking tokens."""
@@ -218,8 +287,59 @@ class PretrainSettings:
 
     @property
     def longest(self) -> int:
-        """The sequence length of the last phase, in tokens."""
-        return self.long_length or self.max_length
+        """The longest sequence length."""
+        return max(phase.max_length for phase in self.length_phases())
+
+
+_PHASE = re.compile(r"(\d+)x(\d+):(\d*\.?\d+)")
+
+
+def parse_phases(text: str) -> tuple[Phase, ...]:
+    """Parse phases such as ``32x128:0.2,128x64:0.8``.
+
+    Raises:
+        ConfigError: If a phase cannot be read, or the shares do not add up to 1.
+    """
+    phases = []
+    for part in text.split(","):
+        found = _PHASE.fullmatch(part.strip())
+        if found is None or int(found[2]) < 1:
+            raise ConfigError(
+                f"phases: {part.strip()!r} was found where LENGTHxBATCH:SHARE was expected, such as 128x64:0.8"
+            )
+        phases.append(Phase(int(found[1]), int(found[2]), float(found[3])))
+    _check_shares("phases", text, [phase.share for phase in phases])
+    return tuple(phases)
+
+
+def parse_mixture(text: str) -> dict[Objective, float]:
+    """Parse shares of objectives such as ``none:0.5,relation:0.3,copy:0.2``.
+
+    Raises:
+        ConfigError: If an objective is unknown or named twice, or the shares do not add up to 1.
+    """
+    names: tuple[Objective, ...] = get_args(Objective)
+    shares: dict[Objective, float] = {}
+    for part in text.split(","):
+        name, _, share = part.strip().partition(":")
+        if name not in names:
+            raise ConfigError(f"mixture: unknown objective {name!r}{did_you_mean(name, names)}; {', '.join(names)}")
+        if name in shares:
+            raise ConfigError(f"mixture: {name} is named twice in {text!r}")
+        if not re.fullmatch(r"\d*\.?\d+", share):
+            raise ConfigError(
+                f"mixture: {part.strip()!r} was found where OBJECTIVE:SHARE was expected, such as nsp:0.3"
+            )
+        shares[names[names.index(name)]] = float(share)
+    _check_shares("mixture", text, list(shares.values()))
+    return shares
+
+
+def _check_shares(name: str, text: str, shares: Sequence[float]) -> None:
+    if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+        raise ConfigError(
+            f"{name}: the shares in {text!r} add up to {sum(shares):g}; shares above 0 that add up to 1 were expected"
+        )
 
 
 @dataclass(frozen=True)

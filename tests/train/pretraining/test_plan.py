@@ -8,7 +8,6 @@ from cloze import hardware
 from cloze.checkpoint import load_folder
 from cloze.errors import ConfigError, DataError
 from cloze.hardware import AvailableMemory
-from cloze.model import Bert
 from cloze.model.cost import count_flops
 from cloze.progress import Silent
 from cloze.train.pretraining import plan as module
@@ -98,29 +97,24 @@ def test_work_of_both_phases_counts_by_their_tokens(base: Path) -> None:
     settings = PretrainSettings(batch_size=8, max_length=16, long_length=32)
     short, long = (count_flops(bert.config, bert.head_names, length) for length in (16, 32))
     assert short < long
-    assert flops_per_token(bert, settings, 0.0) == short
-    assert flops_per_token(bert, settings, 1.0) == long
-    assert flops_per_token(bert, settings, 0.25) == pytest.approx(0.75 * short + 0.25 * long)
-    assert flops_per_token(bert, PretrainSettings(max_length=16), 0.0) == short
+    assert flops_per_token(bert, PretrainSettings(max_length=16)) == short
+    assert flops_per_token(bert, PretrainSettings(max_length=32)) == long
+    assert flops_per_token(bert, replace(settings, long_share=0.25)) == pytest.approx(0.75 * short + 0.25 * long)
+    # Half of the steps have three quarters of the tokens.
+    grown = PretrainSettings(phases="16x8:0.5,32x12:0.5")
+    assert flops_per_token(bert, grown) == pytest.approx(0.25 * short + 0.75 * long)
 
 
 def test_share_of_the_peak_is_that_of_both_phases(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_phase", lambda *arguments: (2.0, 100.0) if arguments[4] < 1 else (4.0, 300.0))
+    monkeypatch.setattr(
+        module, "_phase", lambda *arguments: (2.0, 100.0) if arguments[4].max_length < 32 else (4.0, 300.0)
+    )
     monkeypatch.setattr(module, "measure_peak", lambda _: 1e9)
-    shares: list[float] = []
-
-    def cost(bert: Bert, settings: PretrainSettings, long: float) -> float:
-        shares.append(long)
-        return 1e6
-
-    monkeypatch.setattr(module, "flops_per_token", cost)
+    monkeypatch.setattr(module, "flops_per_token", lambda *_: 1e6)
     settings = PretrainSettings(preset="tiny", batch_size=8, max_length=16, long_length=32, long_share=0.5, steps=10)
     planned = plan(data, settings=settings)
     assert (planned.seconds_per_step, planned.tokens_per_step) == (3.0, 200)
-    assert shares == [0.75]  # three of four tokens, though half of the steps
     assert planned.share_of_peak == pytest.approx(200 / 3 * 1e6 / 1e9)
-    plan(data, settings=replace(settings, long_length=None, long_share=PretrainSettings.long_share))
-    assert shares == [0.75, 0.0]
 
 
 def test_further_training_has_no_expected_loss(data: Path, base: Path) -> None:
@@ -168,7 +162,7 @@ def test_excess_memory_is_reported_by_plan_and_rejected_by_pretrain(
     plan(data, settings=LARGE, progress=progress)
     assert any("but 30 MB are available here (a made limit); --accumulate" in line for line in messages)
     message = (
-        r"a step of 64 sequences of up to 24 tokens in 1 parts \(parameters and moments \d+ MB, states \d+ MB\) needs "
+        r"a step of 64 sequences of 24 tokens in 1 parts \(parameters and moments \d+ MB, states \d+ MB\) needs "
         r"about \d+ MB of memory, but 30 MB are available \(a made limit\); use a smaller --batch-size, more parts "
     )
     with pytest.raises(ConfigError, match=message):

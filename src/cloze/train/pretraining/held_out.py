@@ -23,7 +23,7 @@ from cloze.checkpoint import find_source, load_folder
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.documents import read_paragraphs
 from cloze.corpus.preparation.prepare import prepare
-from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
+from cloze.corpus.settings import ExampleSettings, MaskSettings, Objective, PrepareSettings
 from cloze.corpus.shards import Corpus
 from cloze.corpus.word_tables import WordTables
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError
@@ -36,7 +36,7 @@ from cloze.text.oov.coverage import unknown_note
 from cloze.text.vocabulary import CONTINUATION
 from cloze.train.distributed import ProcessGroup
 from cloze.train.pretraining.objective import PretrainingObjective
-from cloze.train.settings import MlmEvaluationSettings, PretrainSettings
+from cloze.train.settings import MlmEvaluationSettings, Phase, PretrainSettings
 
 # A fixed seed for the masks of evaluations, so that all runs are evaluated on the same masked tokens.
 SEED = 7_919
@@ -60,6 +60,7 @@ class HeldOut:
     group: ProcessGroup = field(default_factory=ProcessGroup)
     name: str = NAME
     per_unit: dict[str, float] = field(default_factory=dict)  # tokens per word and per character of the text
+    pairs_only: bool = False  # report the losses and accuracies of pairs, not those of masked words
 
     @classmethod
     def of(cls, batches: list[PretrainingBatch]) -> "HeldOut":
@@ -75,6 +76,8 @@ class HeldOut:
                 sums[name] = sums.get(name, 0.0) + float(value)
         values = self.group.all_reduce(list(sums.values()))
         metrics = {f"{self.name}_{name}": value for name, value in zip(sums, values, strict=True)}
+        if self.pairs_only:
+            return {name: value for name, value in metrics.items() if "mlm" not in name} | self.constants
         metrics[f"{self.name}_perplexity"] = math.exp(min(700.0, metrics[f"{self.name}_mlm_loss"]))
         loss = metrics[f"{self.name}_mlm_loss"]
         per_unit = {f"{self.name}_mlm_loss_{name}": loss * tokens for name, tokens in self.per_unit.items()}
@@ -119,17 +122,35 @@ def open_held_out(
     corpus = Corpus.open(data, "held_out")
     lacking = f"{data}: too little text is held out"
     remedy = "prepare it with a larger --held-out to evaluate on more"
-    short = _open(corpus, tokenizer, settings, tables, group, long=False)
+    main, longest = measured_phases(settings)
+    objectives = list(settings.objectives())
+    open_one = partial(_open, corpus, tokenizer, settings, tables, group)
+    # Not copy pairs if there is another objective: their masked words are much easier than those of other text.
+    order: tuple[Objective, ...] = ("none", "nsp", "sop", "relation", "copy")
+    first = next(name for name in order if name in objectives)
+    short = open_one(main, first, NAME)
     if short is None:
         progress.say(f"{lacking} for an evaluation; {remedy}")
         return []
-    if settings.long_length is None:
-        return [short]
-    long = _open(corpus, tokenizer, settings, tables, group, long=True)
-    if long is None:
-        progress.say(f"{lacking} for sequences of {settings.long_length} tokens; {remedy}")
-        return [short]
-    return [short, long]
+    opened: list[HeldOut | None] = [short]
+    if longest.max_length > main.max_length:
+        opened.append(open_one(longest, first, LONG_NAME))
+        if opened[-1] is None:
+            progress.say(f"{lacking} for sequences of {longest.max_length} tokens; {remedy}")
+    # Also how well each kind of pairs is told apart; relations train the next-sentence head, too.
+    trained = {*objectives, "nsp"} if "relation" in objectives else set(objectives)
+    for name in order[1:4]:
+        if name in trained and name != first:
+            extra = open_one(main, name, NAME)
+            opened.append(None if extra is None else replace(extra, pairs_only=True))
+    return [one for one in opened if one is not None]
+
+
+def measured_phases(settings: PretrainSettings) -> tuple[Phase, Phase]:
+    """Return the phase whose sequence length is measured throughout, the longest in time, and that of the longest."""
+    phases = settings.length_phases()
+    main = max(phases, key=lambda phase: phase.share) if settings.phases else phases[0]
+    return main, max(phases, key=lambda phase: phase.max_length)
 
 
 def _open(
@@ -138,12 +159,14 @@ def _open(
     settings: PretrainSettings,
     tables: WordTables,
     group: ProcessGroup,
-    *,
-    long: bool,
+    phase: Phase,
+    objective: Objective,
+    name: str,
 ) -> HeldOut | None:
-    if corpus.document_count < (2 if settings.objective == "nsp" else 1):
+    if corpus.document_count < (2 if objective in ("nsp", "relation") else 1):
         return None
-    size, examples = settings.sequences(long=long), settings.examples(long=long)
+    main, _ = measured_phases(settings)
+    size, examples = phase.batch_size, settings.examples(phase.max_length, objective)
     while size >= group.size * settings.accumulate:
         batches = PretrainingBatches(
             corpus,
@@ -155,11 +178,10 @@ def _open(
             tables=tables,
         )
         try:
-            count = min(batches.steps_in(0), max(1, SEQUENCES * settings.max_length // examples.max_length // size))
+            count = min(batches.steps_in(0), max(1, SEQUENCES * main.max_length // examples.max_length // size))
         except DataError:  # less than one batch
             size //= 2
         else:
-            name = LONG_NAME if long else NAME
             shared = _share([batches.at(step) for step in range(count)], batches, settings, group, name)
             return replace(shared, per_unit=tokens_per_unit(corpus, tokenizer))
     return None
@@ -180,8 +202,8 @@ def _share(
         for index in range(pieces)
     ]
     # Short sequences often hold one sentence and can only get a random B: a constant prediction then beats 50 %.
-    share = float(labels.mean()) if len(labels) else 0.0
-    constants = {f"{name}_{settings.objective}_constant": max(share, 1 - share)} if len(labels) else {}
+    share = float(np.bincount(labels).max()) / len(labels) if len(labels) else 0.0
+    constants = {f"{name}_{batches.examples.objective}_constant": share} if len(labels) else {}
     return HeldOut(parts, HeldOut.of(whole).totals, constants, group, name)
 
 

@@ -1,18 +1,21 @@
-"""Sequence-length schedule: short sequences first, long ones at the end (appendix A.2: 90 % at 128, 10 % at 512).
+"""What the steps of pre-training read: phases of growing sequence length, and objectives that take turns.
+
+Appendix A.2 of the paper has two phases: 90 % of the steps at 128 tokens, 10 % at 512.
 
 Attention costs grow with the square of the length, so most of the training uses short sequences. This module also
 computes the cost of steps: operations per token, and the memory of the largest step.
 """
 
 import os
-from collections.abc import Collection
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
+from cloze.corpus.settings import Objective
 from cloze.corpus.shards import Corpus
 from cloze.corpus.word_tables import WordTables, open_word_tables
 from cloze.errors import ConfigError
@@ -20,60 +23,108 @@ from cloze.hardware import format_bytes, require_memory
 from cloze.model import Backbone, BertConfig, HeadName
 from cloze.model.cost import Estimate, count_flops, estimate
 from cloze.text import Tokenizer
-from cloze.train.settings import PretrainSettings
+from cloze.train.settings import Phase, PretrainSettings
+
+_CYCLE = 100  # steps in which each objective of a mixture has its share
 
 
-@dataclass(frozen=True)
+class MixedBatches:
+    """Batches of one sequence length, each of one of several objectives by their shares.
+
+    The objectives take turns in a fixed cycle of steps, so that the objective of a step is a function of its number,
+    and each has its share in every cycle. Every objective counts its own steps, and so goes through its own epochs.
+    """
+
+    def __init__(self, batches: Mapping[Objective, PretrainingBatches], shares: Mapping[Objective, float]) -> None:
+        self.batches = batches
+        names = list(batches)
+        self._turns = [names[index] for index in _spread([shares[name] for name in names])]
+        self._counts = {name: self._turns.count(name) for name in names}
+        seen = dict.fromkeys(names, 0)
+        self._places = []  # how often the objective of each turn came before it in the cycle
+        for name in self._turns:
+            self._places.append(seen[name])
+            seen[name] += 1
+
+    def objective_at(self, step: int) -> Objective:
+        """Return the objective of a step."""
+        return self._turns[step % len(self._turns)]
+
+    def at(self, step: int, part: int = 0, parts: int = 1) -> PretrainingBatch:
+        """Return a part of the batch of a step; steps and parts are counted from 0."""
+        cycle, turn = divmod(step, len(self._turns))
+        name = self._turns[turn]
+        return self.batches[name].at(cycle * self._counts[name] + self._places[turn], part, parts)
+
+    def check(self) -> None:
+        """Raise an error if there is too little text for a batch of each objective."""
+        for batches in self.batches.values():
+            copy(batches).at(0)  # on a copy, so that its plan of an epoch is not kept in memory until it is needed
+
+
+def _spread(shares: Sequence[float]) -> list[int]:
+    """Return the index of the share whose turn it is, for each step of a cycle, as evenly spaced as possible."""
+    if len(shares) == 1:
+        return [0]
+    turns, used = [], [0] * len(shares)
+    for step in range(1, _CYCLE + 1):
+        index = max(range(len(shares)), key=lambda number: shares[number] * step - used[number])
+        used[index] += 1
+        turns.append(index)
+    return turns
+
+
 class LengthSchedule:
-    """Batches of short sequences and, from the fraction ``long_from`` of the training on, of long ones."""
+    """The batches of each phase, and the fraction of the training at which each phase begins."""
 
-    short: PretrainingBatches
-    long: PretrainingBatches | None
-    long_from: float
+    def __init__(self, phases: Sequence[Phase], batches: Sequence[MixedBatches]) -> None:
+        self._phases, self._batches = phases, batches
+        self._starts = [sum(phase.share for phase in phases[:index]) for index in range(len(phases))]
 
     @classmethod
     def open(cls, data: Path, tokenizer: Tokenizer, settings: PretrainSettings, tables: WordTables) -> "LengthSchedule":
         """Open the batches of a prepared corpus."""
-        corpus = Corpus.open(data)
-
-        def batches(*, long: bool) -> PretrainingBatches:
-            return PretrainingBatches(
-                corpus,
-                tokenizer,
-                batch_size=settings.sequences(long=long),
-                examples=settings.examples(long=long),
-                masks=settings.masks(),
-                seed=settings.seed,
-                static=settings.static,
-                tables=tables,
-            )
-
-        long = None if settings.long_length is None else batches(long=True)
-        return cls(batches(long=False), long, 1 - settings.long_share)
+        corpus, phases = Corpus.open(data), settings.length_phases()
+        return cls(phases, [open_batches(corpus, tokenizer, settings, tables, phase) for phase in phases])
 
     def check(self, processes: int, accumulate: int) -> None:
-        """Refuse settings that would fail at the first step, or hours later when the second phase starts."""
-        fewest, batch = processes * accumulate, self.short.batch_size
-        share = f"{processes} processes with {accumulate} parts each share"
-        if fewest > batch:
-            raise ConfigError(f"batch_size is {batch}, but {share} it; use a --batch-size of at least {fewest}")
-        self.short.at(0)
-        if self.long is None:
-            return
-        if fewest > self.long.batch_size:
-            enough = -(-fewest * self.long.examples.max_length // self.short.examples.max_length)
-            raise ConfigError(
-                f"batch_size is {batch}, which is {self.long.batch_size} of the long sequences, but {share} them; "
-                f"use a --batch-size of at least {enough}"
-            )
-        copy(self.long).at(0)  # on a copy, whose epoch plan need not stay in memory until the second phase
+        """Refuse settings that would fail at the first step, or hours later when another phase begins."""
+        fewest = processes * accumulate
+        first = self._phases[0]
+        for phase, batches in zip(self._phases, self._batches, strict=True):
+            if fewest > phase.batch_size:
+                enough = -(-fewest * phase.max_length // first.max_length)
+                raise ConfigError(
+                    f"batch_size is {phase.batch_size} for sequences of {phase.max_length} tokens, but {processes} "
+                    f"processes with {accumulate} parts each share it; use a --batch-size of at least {enough}"
+                )
+            batches.check()
 
     def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> PretrainingBatch:
         """Return a part of the batch of a step; steps and parts are counted from 0."""
-        return self._phase(progress).at(step, part, parts)
+        # Shares of decimal fractions do not add up exactly.
+        return self._batches[bisect_right(self._starts, progress + 1e-9) - 1].at(step, part, parts)
 
-    def _phase(self, progress: float) -> PretrainingBatches:
-        return self.long if self.long is not None and progress >= self.long_from else self.short
+
+def open_batches(
+    corpus: Corpus, tokenizer: Tokenizer, settings: PretrainSettings, tables: WordTables, phase: Phase
+) -> MixedBatches:
+    """Open the batches of a phase."""
+    shares = settings.objectives()
+    batches = {
+        objective: PretrainingBatches(
+            corpus,
+            tokenizer,
+            batch_size=phase.batch_size,
+            examples=settings.examples(phase.max_length, objective),
+            masks=settings.masks(),
+            seed=settings.seed,
+            static=settings.static,
+            tables=tables,
+        )
+        for objective in shares
+    }
+    return MixedBatches(batches, shares)
 
 
 def open_tables(data: Path, tokenizer: Tokenizer, settings: PretrainSettings) -> WordTables:
@@ -91,13 +142,12 @@ def step_memory(
     split: int = 1,
 ) -> Estimate:
     """Estimate parameters, operations and memory of the largest step; each part is divided into ``split`` once more."""
-    longest = settings.longest
-    rows = max(1, settings.batch_size * settings.max_length // longest) if settings.long_length else settings.batch_size
+    largest = max(settings.length_phases(), key=lambda phase: (phase.tokens, phase.max_length))
     return estimate(
         config,
         heads,
-        batch=-(-rows // (settings.accumulate * split)),
-        length=longest,
+        batch=-(-largest.batch_size // (settings.accumulate * split)),
+        length=largest.max_length,
         chosen=settings.mask_rate,
         checkpointing=settings.checkpointing,
         # As in the encoder: on a CPU, dropout and bfloat16 need explicit attention weights; accelerators have a fused
@@ -127,21 +177,30 @@ def require_step_memory(
     rest = numbers.weight_bytes + numbers.gradient_bytes + numbers.optimizer_bytes
     # Processes on the same machine share its memory.
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if processes > 1 else 1
+    sizes = ", ".join(
+        f"{phase.batch_size} sequences of {phase.max_length} tokens" for phase in settings.length_phases()
+    )
     require_memory(
         local * numbers.total_bytes,
-        f"a step of {settings.batch_size} sequences of up to {settings.longest} tokens in {settings.accumulate} parts "
+        f"a step of {sizes} in {settings.accumulate} parts "
         f"(parameters and moments {format_bytes(rest)}, states {format_bytes(numbers.activation_bytes)})",
         "use a smaller --batch-size, more parts with --accumulate, --checkpointing, a smaller --max-length or a "
         "smaller model",
     )
 
 
-def flops_per_token(bert: Backbone, settings: PretrainSettings, long: float) -> float:
-    """Return the operations per token of a training step; ``long`` is the fraction of tokens in the second phase."""
-    short_cost, long_cost = (
+def flops_per_token(bert: Backbone, settings: PretrainSettings) -> float:
+    """Return the operations per token of a training step, averaged over the phases."""
+    phases = settings.length_phases()
+    tokens = [phase.share * phase.tokens for phase in phases]
+    costs = [
         count_flops(
-            bert.config, bert.head_names, length, chosen=settings.mask_rate, checkpointing=settings.checkpointing
+            bert.config,
+            bert.head_names,
+            phase.max_length,
+            chosen=settings.mask_rate,
+            checkpointing=settings.checkpointing,
         )
-        for length in (settings.max_length, settings.longest)
-    )
-    return (1 - long) * short_cost + long * long_cost
+        for phase in phases
+    ]
+    return sum(share * cost for share, cost in zip(tokens, costs, strict=True)) / sum(tokens)

@@ -1,11 +1,13 @@
-"""The pre-training loss: masked language modelling plus, as configured, NSP or SOP (appendix A.2) and SpanBERT's SBO.
+"""The pre-training loss: masked language modelling plus, by setting, a sentence objective and SpanBERT's SBO.
+
+Sentence objectives are next-sentence prediction (appendix A.2 of the paper), sentence order (ALBERT) and the three-way
+relation of two segments. In a mixture, every batch has one of them or none, and trains the heads it has labels for.
 
 Dimensions: B sequences, T tokens, M masked tokens of all sequences, H hidden size, V vocabulary. Sequences are
-    flattened:
-``positions`` are indices into all B x T tokens.
+flattened: ``positions`` are indices into all B x T tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,34 +19,36 @@ from cloze.model.losses import (
     masked_word_logits,
     masked_word_loss,
     next_sentence_loss,
+    relation_loss,
     sentence_order_loss,
     span_boundary_logits,
 )
 from cloze.train.loop import ObjectiveOutput
 from cloze.train.settings import PretrainSettings
 
-_SENTENCE_LOSSES = {"nsp": next_sentence_loss, "sop": sentence_order_loss}
+SentenceLoss = Callable[[Backbone, Tensor, Tensor, int | None, Tensor | None], tuple[Tensor, Tensor]]
 
 
 def pretraining_heads(settings: PretrainSettings) -> tuple[HeadName, ...]:
     """Return the heads that these settings train."""
+    objectives = settings.objectives()
     heads: list[HeadName] = ["mlm"]
-    if settings.objective != "none":
-        heads.append(settings.objective)
+    if {"nsp", "relation"} & set(objectives):
+        heads.append("nsp")
+    heads += [name for name in ("sop", "relation") if name in objectives]
     if settings.boundary:
         heads.append("sbo")
     return tuple(heads)
 
 
 class PretrainingObjective(nn.Module):
-    """The sum of the heads' losses."""
+    """The sum of the losses of the heads that a batch trains."""
 
     def __init__(self, model: Backbone, heads: tuple[HeadName, ...], device: torch.device) -> None:
         super().__init__()
         self.model, self.device = model, device
-        self._sentence = next((name for name in heads if name in ("nsp", "sop")), None)
         self._boundary = "sbo" in heads
-        if self._sentence is None and model.pooler is not None:
+        if not set(heads) & {"nsp", "sop", "relation"} and model.pooler is not None:
             # Without a sentence objective the pooler gets no gradient; weight decay must not change it either.
             model.pooler.requires_grad_(False)
 
@@ -54,19 +58,15 @@ class PretrainingObjective(nn.Module):
             self._tensor(array) for array in (batch.ids, batch.segments, batch.positions, batch.targets)
         )
         mask = self._mask(batch)
-        last = self.model(ids, segments, mask, self._needed(ids, positions, mask)).last
+        last = self.model(ids, segments, mask, self._needed(ids, positions, mask, pairs=len(batch.labels) > 0)).last
         masked = max(1, totals["masked_tokens"])
         # In float32: the loss needs it, and on a CPU argmax over the vocabulary is five times as fast as in bfloat16.
         logits = masked_word_logits(self.model, last, positions).float()
         loss = masked_word_loss(logits, targets, masked)
         metrics = {"mlm_loss": loss, "mlm_accuracy": _hits(logits, targets) / masked}
-        if self._sentence is not None:
-            labels, pairs = self._tensor(batch.labels), totals["pairs"]
-            pair_loss, answers = _SENTENCE_LOSSES[self._sentence](self.model, last, labels, pairs, mask)
-            metrics |= {
-                f"{self._sentence}_loss": pair_loss,
-                f"{self._sentence}_accuracy": _hits(answers, labels) / pairs,
-            }
+        if len(batch.labels):
+            pair_loss, pair_metrics = self._sentence_losses(batch, last, totals["pairs"], mask)
+            metrics |= pair_metrics
             loss = loss + pair_loss
         if self._boundary:
             assert batch.boundaries is not None
@@ -75,11 +75,31 @@ class PretrainingObjective(nn.Module):
             loss = loss + metrics["sbo_loss"]
         return ObjectiveOutput(loss, metrics)
 
-    def _needed(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor | None:
+    def _sentence_losses(
+        self, batch: PretrainingBatch, last: Tensor, pairs: int, mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the sum of the losses on the pairs, and their metrics."""
+        labels = self._tensor(batch.labels)
+        parts: dict[str, tuple[SentenceLoss, Tensor]] = {}
+        if batch.objective == "sop":
+            parts["sop"] = sentence_order_loss, labels
+        else:
+            # A B that does not follow A is not the next sentence, so relations train the next-sentence head as well.
+            parts["nsp"] = next_sentence_loss, labels.clamp(max=1)
+        if batch.objective == "relation":
+            parts["relation"] = relation_loss, labels
+        metrics, total = dict[str, Tensor](), torch.zeros((), device=self.device)
+        for name, (loss_of, targets) in parts.items():
+            loss, answers = loss_of(self.model, last, targets, pairs, mask)
+            metrics |= {f"{name}_loss": loss, f"{name}_accuracy": _hits(answers, targets) / pairs}
+            total = total + loss
+        return total, metrics
+
+    def _needed(self, ids: Tensor, positions: Tensor, mask: Tensor | None, *, pairs: bool) -> Tensor | None:
         """Return the positions whose states the heads need; None for all, since span boundaries may be anywhere."""
         if self._boundary:
             return None
-        if self._sentence is None:
+        if not pairs:
             return positions
         summary = self.model.summary_positions(ids, mask)
         return None if summary is None else torch.cat([summary, positions])

@@ -34,7 +34,7 @@ from cloze.train.pretraining.length_schedule import (
 )
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
 from cloze.train.pretraining.pretrain import start_model
-from cloze.train.settings import PretrainSettings
+from cloze.train.settings import Phase, PretrainSettings
 
 # At least TIMED and at most MOST_TIMED steps are timed, for SECONDS in total. More steps give a better memory estimate,
 # because batches differ in size.
@@ -93,18 +93,19 @@ def plan(
     place = choose_device(device)
     manifest = read_manifest(data)
     start = None if model is None else find_source(model)
-    split = _Timed.choose(settings, long=bool(settings.long_length)).split
+    phases = settings.length_phases()
+    largest = max(phases, key=lambda phase: (phase.tokens, phase.max_length))
+    split = _Timed.choose(settings, largest).split
     check = partial(require_step_memory, device=place, split=split)
     bert, tokenizer = start_model(Tokenizer.from_folder(data), settings, start, progress, check)
     precision = Precision.choose(settings.precision, place)
     batches = LengthSchedule.open(data, tokenizer, settings, open_tables(data, tokenizer, settings))
-    seconds, tokens = _phase(bert, batches, settings, precision, 0.0, progress)
-    share_of_long = 0.0  # fraction of the tokens in the second phase
-    if settings.long_length:
-        long_seconds, long_tokens = _phase(bert, batches, settings, precision, 1.0, progress)
-        seconds += settings.long_share * (long_seconds - seconds)
-        tokens += settings.long_share * (long_tokens - tokens)
-        share_of_long = settings.long_share * long_tokens / tokens
+    seconds = tokens = done = 0.0
+    for phase in phases:
+        phase_seconds, phase_tokens = _phase(bert, batches, settings, precision, phase, done, progress)
+        # By the clock, a phase with quick steps has more of them; this counts shares of steps for both.
+        seconds, tokens = seconds + phase.share * phase_seconds, tokens + phase.share * phase_tokens
+        done += phase.share
     steps, hours = _extent(settings, seconds)
     numbers, timed = (
         step_memory(bert.config, bert.head_names, settings, place, bf16=precision.bf16, split=parts)
@@ -119,7 +120,7 @@ def plan(
         peak_bytes=peak,
         tokens_per_step=round(tokens),
         seconds_per_step=seconds,
-        share_of_peak=tokens / seconds * flops_per_token(bert, settings, share_of_long) / measure_peak(precision),
+        share_of_peak=tokens / seconds * flops_per_token(bert, settings) / measure_peak(precision),
         steps=steps,
         hours=hours,
         epochs=read / manifest["splits"]["train"]["tokens"],
@@ -137,9 +138,9 @@ class _Timed:
     of: int
 
     @classmethod
-    def choose(cls, settings: PretrainSettings, *, long: bool) -> "_Timed":
+    def choose(cls, settings: PretrainSettings, phase: Phase) -> "_Timed":
         """Choose a part of about ``TIMED_TOKENS`` tokens, so that timing large steps takes little time and memory."""
-        length, rows = settings.examples(long=long).max_length, settings.sequences(long=long)
+        length, rows = phase.max_length, phase.batch_size
         rows_of_part = rows // settings.accumulate
         split = max(1, min(rows_of_part, round(rows_of_part * length / TIMED_TOKENS)))
         parts = settings.accumulate * split
@@ -152,6 +153,7 @@ def _phase(
     batches: LengthSchedule,
     settings: PretrainSettings,
     precision: Precision,
+    phase: Phase,
     done: float,
     progress: Progress,
 ) -> tuple[float, float]:
@@ -160,7 +162,7 @@ def _phase(
     bert.encoder.checkpointing = settings.checkpointing
     optimizer = make_optimizer(objective, settings.learning_rate, settings.weight_decay)
     objective.train()
-    timed, idle = _Timed.choose(settings, long=done > 0), MemoryTrimmer()
+    timed, idle = _Timed.choose(settings, phase), MemoryTrimmer()
     times: list[float] = []
     tokens: list[int] = []
     while len(times) <= TIMED or (len(times) < MOST_TIMED and sum(times) < SECONDS):

@@ -26,7 +26,7 @@ from cloze.train.distributed import ProcessGroup, full_state_dict
 from cloze.train.loop import TensorBoardLogger, TrainerOptions, train
 from cloze.train.memory import keep_freed_memory, return_freed_memory
 from cloze.train.optimization import Precision, measure_peak
-from cloze.train.pretraining.held_out import evaluate_held_out, open_held_out
+from cloze.train.pretraining.held_out import evaluate_held_out, measured_phases, open_held_out
 from cloze.train.pretraining.length_schedule import (
     LengthSchedule,
     flops_per_token,
@@ -34,6 +34,7 @@ from cloze.train.pretraining.length_schedule import (
     require_step_memory,
 )
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
+from cloze.train.pretraining.run_extension import check_extension, start_of_extension
 from cloze.train.run import Run, open_run
 from cloze.train.settings import MAY_CHANGE, PretrainSettings
 
@@ -43,6 +44,7 @@ def pretrain(
     out: str | Path,
     *,
     model: str | Path | None = None,
+    extend: str | Path | None = None,
     settings: PretrainSettings | None = None,
     device: str | None = None,
     fresh: bool = False,
@@ -56,6 +58,8 @@ def pretrain(
         data: A folder written by ``prepare``.
         out: The run's folder.
         model: A model to train further; None to start from scratch.
+        extend: A run with the schedule wsd whose stable part this run continues, with its optimizer state and step
+            count; ``settings.steps`` or ``settings.hours`` count from the start of that run.
         settings: Shape, objective, masking and training settings.
         device: Where to compute; by default an accelerator if there is one.
         fresh: Delete an existing run and start over.
@@ -81,7 +85,8 @@ def pretrain(
     settings, progress = settings or PretrainSettings(), progress or Silent()
     group = ProcessGroup.join(choose_device(device))
     try:
-        return _pretrain(Path(data), Path(out), model, settings, fresh, progress if group.is_main else Silent(), group)
+        reporter = progress if group.is_main else Silent()
+        return _pretrain(Path(data), Path(out), model, extend, settings, fresh, reporter, group)
     finally:
         group.destroy()
 
@@ -90,6 +95,7 @@ def _pretrain(
     data: Path,
     out: Path,
     model: str | Path | None,
+    extend: str | Path | None,
     settings: PretrainSettings,
     fresh: bool,
     progress: Progress,
@@ -105,7 +111,9 @@ def _pretrain(
     batches = LengthSchedule.open(data, tokenizer, settings, tables)
     batches.check(group.size, settings.accumulate)  # before the run's folder is created
     held_out = open_held_out(data, tokenizer, settings, tables, group, progress)
-    recorded = _recorded(data, model, settings)
+    recorded = _recorded(data, model, settings) | ({} if extend is None else {"extend": str(Path(extend))})
+    if extend is not None:
+        check_extension(Path(extend), out, recorded)
     with open_run(out, recorded, fresh=fresh, group=group) as run:
         if not run.report_finished(progress):
             bert.encoder.checkpointing = settings.checkpointing
@@ -113,7 +121,8 @@ def _pretrain(
             heads = pretraining_heads(settings)
             objective = PretrainingObjective(bert.to(group.device), heads, group.device)
             evaluate = (lambda pause: evaluate_held_out(held_out, objective, pause)) if held_out else None
-            options = _trainer_options(objective, settings, run, group)
+            state = None if extend is None else start_of_extension(Path(extend), run, settings, group)
+            options = replace(_trainer_options(objective, settings, run, group), start=state)
             precision = train(objective, batches, settings.loop(), run, progress, evaluate, options)
             plain = _plain(bert)
             if group.is_main:
@@ -227,10 +236,10 @@ def _trainer_options(
         group=group,
         precision=precision,
         layers=tuple(bert.encoder.layers),
-        # A step has equally many tokens in both phases.
-        flops_per_token=flops_per_token(bert, settings, settings.long_share if settings.long_length else 0.0),
+        flops_per_token=flops_per_token(bert, settings),
         peak_flops=measure_peak(precision),
         log=TensorBoardLogger(run.folder).log if settings.tensorboard and group.is_main else None,
+        unused_parameters=len(settings.objectives()) > 1,
     )
 
 
@@ -267,6 +276,8 @@ def _plain(bert: Backbone) -> Backbone:
 _OBJECTIVES = {
     "nsp": "masked language modelling and next-sentence prediction",
     "sop": "masked language modelling and sentence-order prediction",
+    "relation": "masked language modelling and the relation of two segments",
+    "copy": "masked language modelling on copy pairs",
     "none": "masked language modelling on full sentences",
 }
 _MOST_FILES = 10  # files of the corpus listed in the card
@@ -295,13 +306,19 @@ def pretraining_card(
     held_out = (
         "\n".join(f"- {name}: {value:.4f}" for name, value in scores.items()) or "- none: too little text was held out"
     )
-    length = f"{settings.max_length} tokens" + (f", then {settings.long_length}" if settings.long_length else "")
-    cut = (
-        f", in sequences of {settings.max_length} tokens (long: {settings.long_length})" if settings.long_length else ""
+    phases = settings.length_phases()
+    sizes = ", then ".join(f"{phase.batch_size} sequences of {phase.max_length} tokens" for phase in phases)
+    main, longest = measured_phases(settings)
+    cut = f", in sequences of {main.max_length} tokens (long: {longest.max_length})" if longest != main else ""
+    kinds = (
+        _OBJECTIVES[settings.objective]
+        if settings.mixture is None
+        else "masked language modelling on a mixture of "
+        + ", ".join(f"{100 * share:g} % {name}" for name, share in settings.objectives().items())
     )
     return (
         f"# BERT, {bert.config.layers} layers, hidden size {bert.config.hidden_size}\n\n"
-        f"Pre-trained with cloze {__version__} by {_OBJECTIVES[settings.objective]}"
+        f"Pre-trained with cloze {__version__} by {kinds}"
         f"{' and the boundaries of spans' if settings.boundary else ''}"
         f"{f', further from {model}' if model else ', from scratch'}.\n\n"
         f"- parameters: {bert.parameter_count():,}\n"
@@ -309,18 +326,22 @@ def pretraining_card(
         f"- vocabulary: {tokenizer.size:,} pieces, {'uncased' if tokenizer.lowercase else 'cased'}\n"
         f"- text: {train['tokens']:,} tokens in {train['documents']:,} documents\n"
         f"- files: {_files(manifest['recipe']['texts'])}\n"
-        f"- training: {int(results['steps']):,} steps of {settings.batch_size} sequences of {length}, "
+        f"- training: {int(results['steps']):,} steps of {sizes}, "
         f"{results['hours']:.2f} hours, {int(results['tokens_seen']):,} tokens seen\n"
         f"- masking: {settings.masking}, {settings.mask_rate:.0%} of tokens, "
         f"{'/'.join(f'{100 * share:g}' for share in settings.mask_mix)}"
         f"{f', {settings.static} frozen variants' if settings.static else ''}\n"
-        f"- peak learning rate {settings.learning_rate:g}, warm-up {settings.warmup:.0%}, "
+        f"- peak learning rate {settings.learning_rate:g}, warm-up {settings.warmup:.0%}, {_schedule(settings)}, "
         f"weight decay {settings.weight_decay:g}, dropout {bert.config.dropout:g}, seed {settings.seed}, "
         f"computed in {settings.precision}\n\n"
         "The command, where `DATA` is the corpus that `cloze prepare` made from those files and `RUN` a new folder:\n\n"
         f"```console\n{pretraining_command(settings, model)}\n```\n\n"
         f"Held-out documents{cut}:\n\n{held_out}\n"
     )
+
+
+def _schedule(settings: PretrainSettings) -> str:
+    return "linear decay" if settings.schedule == "linear" else f"decay over the last {settings.decay:.0%}"
 
 
 def pretraining_command(settings: PretrainSettings, model: str | Path | None = None) -> str:
