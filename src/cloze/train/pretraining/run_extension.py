@@ -63,8 +63,8 @@ def start_of_extension(base: Path, run: Run, settings: PretrainSettings, group: 
     schedule, seconds = Schedule.of(settings.loop()), float(state.figures["seconds"])
     if not schedule.is_stable(state.step, seconds):
         raise ConfigError(
-            f"{base}: its stable checkpoint is at step {state.step:,} after {seconds / 3600:.2f} hours, where the decay "
-            f"of this run has begun; use more {format_option('steps')} or {format_option('hours')}, counted from the "
+            f"{base}: its stable checkpoint is at step {state.step:,}, after {seconds / 3600:.2f} hours, where the "
+            f"decay of this run has begun; use more {format_option('steps')} or {format_option('hours')}, counted from the "
             "start of that run"
         )
     if group.is_main:
