@@ -194,8 +194,8 @@ def test_the_relation_head_is_saved_and_transformers_loads_the_rest(finished: Pa
 
     loaded = load_folder(finished / "model")
     assert set(loaded.model.head_names) == {"mlm", "nsp", "relation"}
-    theirs: Any
-    theirs, notes = transformers.BertForPreTraining.from_pretrained(finished / "model", output_loading_info=True)
+    loading: Any = transformers.BertForPreTraining.from_pretrained
+    theirs, notes = loading(finished / "model", output_loading_info=True)
     assert (notes["missing_keys"], notes["unexpected_keys"]) == (set(), set())
     assert torch.equal(theirs.cls.seq_relationship.weight, loaded.model.get_parameter("heads.nsp.output.weight"))
 
