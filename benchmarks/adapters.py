@@ -35,9 +35,9 @@ from cloze.tasks.rows import Source
 from cloze.text import SPECIAL, Tokenizer
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
-from first_rows import first_rows  # in this folder
+from first_rows import first_rows  # module in benchmarks/
 from minilm import minilm
-from public_data import add_data, find_data  # in this folder
+from public_data import add_data, find_data  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 Floats = NDArray[np.float32]

@@ -27,7 +27,7 @@ from cloze.corpus.documents import read_documents
 from cloze.corpus.shards import Corpus
 from cloze.model.losses import masked_word_logits
 from cloze.text import Tokenizer
-from kneser_ney import Ints, KneserNey  # in this folder
+from kneser_ney import Ints, KneserNey  # module in benchmarks/
 
 WINDOW = 126
 SIDE = 4

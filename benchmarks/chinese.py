@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cloze.text import WordSplitter, sentence_spans
 from cloze.text.characters import is_ideograph
-from public_data import add_data, find_data  # in this folder
+from public_data import add_data, find_data  # module in benchmarks/
 
 Spans = list[tuple[int, int]]
 

@@ -30,8 +30,8 @@ from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.pretraining.held_out import evaluate_masked_words
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import MlmEvaluationSettings, PretrainSettings
-from first_rows import first_rows  # in this folder
-from public_data import add_data, find_data  # in this folder
+from first_rows import first_rows  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
 
 TEXT_BYTES = 10_000_000
 # Short sequences first: with 64 tokens alone, a model this narrow does not start to learn within ten minutes.

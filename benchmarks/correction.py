@@ -26,8 +26,8 @@ from cloze.tasks.correction.examples import Corrections, read_corrections
 from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.correction.metrics import Changes, applied, choose_threshold, score_corrections
 from cloze.tasks.text_edits import Similar, read_synonyms
-from ngram_correction import NgramCorrector  # in this folder
-from public_data import add_data, find_data  # in this folder
+from ngram_correction import NgramCorrector  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SHOWN = ("correction_f1", "detection_f1", "character_correction_f1", "character_detection_f1", "false_alarms")

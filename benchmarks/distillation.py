@@ -21,8 +21,8 @@ import torch
 from cloze.tasks.rows import Source
 from cloze.train.distillation.distill import distill
 from cloze.train.distillation.settings import DistillSettings
-from kept_scores import ScoreCache  # in this folder
-from public_data import add_data, find_data, is_published  # in this folder
+from kept_scores import ScoreCache  # module in benchmarks/
+from public_data import add_data, find_data, is_published  # module in benchmarks/
 from scores import CACHE as TEACHERS
 from scores import FOLDERS, score, source_of, tune
 

@@ -17,7 +17,7 @@ import torch
 import cloze
 from cloze.predict import Model, load
 from cloze.predict.quantization import precision
-from minilm import minilm  # in this folder
+from minilm import minilm  # module in benchmarks/
 
 TEXTS = Path(cloze.__file__).parent / "demo" / "data" / "authors_dev.tsv"
 ONE_TEXT_CALLS = 20

@@ -33,9 +33,9 @@ from cloze.predict import evaluate
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
-from kept_scores import ScoreCache  # in this folder
-from public_data import add_data, find_data  # in this folder
-from task_samples import TASKS, read_sample  # in this folder
+from kept_scores import ScoreCache  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
+from task_samples import TASKS, read_sample  # module in benchmarks/
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "few": {"few": True},

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from minilm import minilm  # in this folder
-from public_data import add_data, find_data  # in this folder
+from minilm import minilm  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
 from trainer_peer import BATCH, LENGTH, RATE, make_trainer
 
 ROOT = Path(__file__).parents[1]

@@ -25,9 +25,9 @@ from cloze.predict import evaluate_examples, load
 from cloze.tasks.registry import TaskData
 from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.settings import FinetuneSettings
-from kept_scores import ScoreCache  # in this folder
-from public_data import add_data, find_data  # in this folder
-from task_samples import TASKS, find_model, read_sample  # in this folder
+from kept_scores import ScoreCache  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
+from task_samples import TASKS, find_model, read_sample  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 VARIANTS: dict[str, dict[str, Any]] = {

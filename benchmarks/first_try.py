@@ -44,7 +44,7 @@ from cloze.tasks.intervals import Difference, Floats, MetricRows, bootstrap_inte
 from cloze.tasks.registry import TaskData
 from cloze.tasks.tagging.entities import TaggedRows
 from first_try_ways import Job, Predictions, choose_rate, run_cloze, run_tf_idf, run_trainer, run_vectors
-from kept_scores import ScoreCache  # in this folder
+from kept_scores import ScoreCache  # module in benchmarks/
 from public_data import SMALL, add_data, find_data
 from task_samples import TASKS, find_model, read_sample
 

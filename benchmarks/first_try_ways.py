@@ -19,7 +19,7 @@ import torch
 
 from cloze.predict import load
 from cloze.tasks.registry import TaskData
-from trainer_peer import IGNORED, Rows  # in this folder
+from trainer_peer import IGNORED, Rows  # module in benchmarks/
 
 Predictions = list[Any]
 # Six learning rates, from the paper's rate for large models to a typical rate for heads on frozen states.

@@ -36,9 +36,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from int8_peers import INT8_PEERS, Embed, pool, sort_into_batches  # in this folder
-from minilm import minilm  # in this folder
-from public_data import add_data, find_data  # in this folder
+from int8_peers import INT8_PEERS, Embed, pool, sort_into_batches  # module in benchmarks/
+from minilm import minilm  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 BATCHES = (8, 32, 128)

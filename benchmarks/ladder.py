@@ -25,8 +25,8 @@ from cloze.text import Tokenizer
 from cloze.text.oov.coverage import measure_coverage
 from cloze.text.oov.extension import Additions, EntityRow, WordRow, extend_tokenizer
 from cloze.text.oov.ladder import Entity
-from minilm import minilm  # in this folder
-from public_data import add_data, find_data  # in this folder
+from minilm import minilm  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
 
 WORDS, ENTITIES = 10_000, 50_000
 Work = Callable[[list[str]], object]

@@ -34,8 +34,8 @@ from cloze.text.oov.coverage import Coverage, measure_coverage
 from cloze.train.optimization import Schedule, make_optimizer, set_rate
 from cloze.train.pretraining.held_out import SEED
 from cloze.train.pretraining.objective import PretrainingObjective
-from minilm import minilm  # in this folder
-from public_data import add_data, find_data  # in this folder
+from minilm import minilm  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
 
 LENGTH, BATCH, RATE = 64, 16, 2e-4
 HEADS: tuple[HeadName, ...] = ("mlm", "nsp")

@@ -16,7 +16,7 @@ from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.text_edits import Similar, cased_like
 from cloze.text import Tokenizer
 from cloze.text.encoding import Word
-from kneser_ney import Floats, Ints, KneserNey  # in this folder
+from kneser_ney import Floats, Ints, KneserNey  # module in benchmarks/
 
 # Words that are split into pieces share one entry; its probability is divided among this many words.
 _UNKNOWN_WORDS = 100_000

@@ -18,7 +18,7 @@ from pathlib import Path
 from cloze.corpus.preparation.prepare import prepare
 from cloze.demo.flow import DATA
 from cloze.text import Tokenizer
-from public_data import add_data, find_data  # in this folder
+from public_data import add_data, find_data  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 SHAPES = {

@@ -30,10 +30,10 @@ from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from first_rows import first_rows, first_sentences  # in this folder
+from first_rows import first_rows, first_sentences  # module in benchmarks/
 from kept_scores import ScoreCache
 from minilm import minilm
-from public_data import add_data, find_data, is_published  # in this folder
+from public_data import add_data, find_data, is_published  # module in benchmarks/
 from trainer_peer import BATCH, EPOCHS, LENGTH, RATE, trainer_score
 
 ROOT = Path(__file__).parents[1]

@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from minilm import minilm  # in this folder
+from minilm import minilm  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 SENTENCES = ROOT / "src" / "cloze" / "demo" / "data" / "authors_dev.tsv"

@@ -34,9 +34,9 @@ from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from kept_scores import ScoreCache  # in this folder
+from kept_scores import ScoreCache  # module in benchmarks/
 from minilm import minilm
-from public_data import add_data, find_data, is_published  # in this folder
+from public_data import add_data, find_data, is_published  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))

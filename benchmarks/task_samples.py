@@ -16,7 +16,7 @@ from pathlib import Path
 from cloze.checkpoint import find_source
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
-from minilm import minilm  # in this folder
+from minilm import minilm  # module in benchmarks/
 
 
 @dataclass(frozen=True)

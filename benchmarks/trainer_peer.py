@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from minilm import minilm  # in this folder
+from minilm import minilm  # module in benchmarks/
 
 BATCH, LENGTH, RATE, EPOCHS = 32, 128, 5e-5, 3
 IGNORED = -100  # label id that the Trainer's loss ignores

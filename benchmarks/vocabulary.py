@@ -28,7 +28,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from public_data import add_data, find_data  # in this folder
+from public_data import add_data, find_data  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 BOOKS = "corpus_en/books_en.txt.xz"

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from blanks import clustered_interval  # in this folder
+from blanks import clustered_interval  # module in benchmarks/
 from cloze.corpus.documents import read_documents
 from cloze.corpus.learn_vocabulary import train_vocabulary
 from cloze.corpus.preparation.prepare import prepare
