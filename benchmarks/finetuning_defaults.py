@@ -7,7 +7,7 @@
 Every cell is one fine-tuning run, scored by the task's main metric in percent. Training rows are sampled with a fixed
 seed; the number of dev rows is limited. Scores are stored in --out/scores.json, and re-running the same command
 measures what is missing. Prints a Markdown table with one line per model, task, size and number of epochs, and one
-column per learning rate. Rate 0, 0 epochs and batch size 0 stand for the product's defaults.
+column per learning rate. A learning rate, number of epochs or batch size of 0 stands for the default of cloze.
 """
 
 import argparse

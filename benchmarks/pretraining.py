@@ -3,8 +3,8 @@
     python benchmarks/pretraining.py [--presets mini base] [--steps 60] [--threads 2]
 
 Both start from the same weights and train on the same masked batches of real text, with the paper's dropout, AdamW
-(fused), gradient clipping and learning rates, in the same precision (bf16 where the hardware supports it, else fp32).
-Each runs in a separate process, and steps alternate. Printed: tokens per second of the best and the median step, the
+(fused), gradient clipping and learning rates, in the same precision (bf16 if the hardware supports it, or fp32).
+Each runs in a separate process, and steps alternate. Prints the tokens per second of the best and the median step, the
 ratio, the share of the machine's matrix-product peak, the share of a step spent on creating batches, and the two loss
 curves.
 """
@@ -105,7 +105,7 @@ def _batches(corpus: Path, name: str) -> PretrainingBatches:
 
 
 class _Worker:
-    """A process that runs one training step per message."""
+    """Process that runs one training step per message."""
 
     def __init__(self, who: str, folder: Path, corpus: Path, name: str, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
