@@ -1,4 +1,4 @@
-"""Compare `cloze finetune` with default settings with other methods that a new user might try on the same rows.
+"""Compare the default settings of `cloze finetune` with other methods that a new user might try on the same rows.
 
     python benchmarks/first_try.py [--data FOLDER] [--models minilm m3e-small cloze-mini] [--only sst-2 mrpc]
         [--sizes 400 3000 0] [--ways cloze tf-idf vectors trainer trainer-best] [--seeds 3] [--max-rows 10000]
@@ -7,7 +7,7 @@
 cloze         ``cloze finetune TASK FILE --model MODEL``: a file with the training rows, no flags except the seed
 tf-idf        TF-IDF with logistic or ridge regression; for tagging, the most frequent tag of each word
 vectors       the model's sentence vectors with logistic or ridge regression; not for tagging
-trainer       transformers' Trainer with its defaults (3 epochs, batch size 8, learning rate 5e-5), 128 tokens
+trainer       transformers' Trainer with its defaults (3 epochs, batch size 8, learning rate 5e-5), at most 128 tokens
 trainer-best  the same with the best of six learning rates, chosen on a fifth of the training rows, once for all seeds
 
 Chinese tasks use Chinese models (m3e-small), English tasks English ones. Size 0 means all rows, up to --max-rows. Each

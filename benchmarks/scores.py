@@ -6,8 +6,7 @@ cloze      full fine-tuning: 3 epochs, batch size 32, learning rate 5e-5, linear
 Trainer    transformers' Trainer with the same initial weights, rows and settings
 adapters   Houlsby adapters: the model is frozen, two small networks per layer are trained
 last, last4, mix   frozen states (of the last layer, of the last four concatenated, or a learned mix of all) with a
-two-layer
-           LSTM, as in table 7 of the BERT paper
+           two-layer LSTM, as in table 7 of the BERT paper
 
 Each seed has its own data order, initial head and dropout. SST-2 uses the first 10,000 training rows, CoNLL the first
 5,000 sentences. Every score is stored next to this script as soon as it is measured, and re-running the same command

@@ -127,7 +127,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_base_is_found_from_another_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: list[str]
 ) -> None:
-    """From another working directory, "runs/books" is found locally, although it looks like a name on the hub."""
+    """From another working directory, "runs/books" is found locally, although it looks like a hub name."""
     (tmp_path / "work" / "runs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
     made = make_adapter(make_base(Path("runs/books")), Path("runs/reviews/model"))

@@ -55,7 +55,7 @@ def change_weights(folder: Path, changes: dict[str, Tensor | None]) -> None:
 
 
 def save_pickle(folder: Path, value: Any) -> Path:
-    """Replace the weights by a pickle."""
+    """Replace the weights with a pickle."""
     (folder / "model.safetensors").unlink()
     torch.save(value, folder / "pytorch_model.bin")
     return folder / "pytorch_model.bin"
@@ -103,7 +103,7 @@ def test_no_weights(folder: Path) -> None:
         ({"hidden_size": 10**12}, ": hidden_size is 1000000000000; a whole number from 1 to"),
         ({"hidden_size": "16"}, ": hidden_size is '16'; a whole number"),
         ({"hidden_size": 2**24}, " has shape (60, 16), but config.json requires (60, 16777216)"),
-        # Building this many layers would never end, even without memory for them.
+        # Building this many layers would never finish, even if they took no memory.
         ({"num_hidden_layers": 2**24}, ": config.json requires 16777216 layers, but the last one has no"),
         ({"num_attention_heads": 3}, ": hidden_size 16 does not divide into 3 heads"),
         ({"hidden_act": "swish"}, ": unknown activation 'swish'"),
@@ -454,7 +454,7 @@ def test_damage_raises_nothing_else(name: str, folder: Path) -> None:
         if name.startswith("legacy"):
             torch.save(torch.load(path), path, _use_new_zipfile_serialization=False)
     if name == "vocab.txt":
-        (folder / "tokenizer.json").unlink()  # which would be used instead
+        (folder / "tokenizer.json").unlink()  # otherwise, this file would be used instead
     good = path.read_bytes()
     # Tensor values are arbitrary: only the header can be invalid.
     reach = 8 + int.from_bytes(good[:8], "little") if name == "model.safetensors" else len(good)

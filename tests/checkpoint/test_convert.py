@@ -72,7 +72,7 @@ def test_every_kind_of_model(name: str, words: Path, tmp_path: Path) -> None:
     cat, mat = (old.tokenizer.id(piece) for piece in ("cat", "mat"))
     rows = new.model.state_dict()["encoder.embeddings.token.weight"]
     assert torch.equal(rows[58], table[old.tokenizer.unknown_id])
-    assert torch.equal(rows[60], table[[cat, mat]].mean(0))  # "-" is not a piece here
+    assert torch.equal(rows[60], table[[cat, mat]].mean(0))  # "-" is not a piece in this vocabulary
     assert [rung for _, rung, _ in rungs(new.tokenizer, "Covid cat-mat covids 猫坐")] == [
         "added",
         "added",
@@ -91,7 +91,7 @@ def test_surplus_rows_are_used_before_the_table_grows(words: Path, tmp_path: Pat
     assert new.config.vocab_size == 64
     old = contents.model.state_dict()["heads.mlm.bias"]
     assert torch.equal(new.state_dict()["heads.mlm.bias"][:59], old[:59])
-    assert new.state_dict()["heads.mlm.bias"][63] == old[[20, 21]].mean()  # 猫, 坐
+    assert new.state_dict()["heads.mlm.bias"][63] == old[[20, 21]].mean()  # ids of 猫 and 坐
     (tmp_path / "one.txt").write_text("mers\n", encoding="utf-8")
     assert extend(tmp_path / "more", tmp_path / "most", words=tmp_path / "one.txt").grown == 1
     assert load_folder(tmp_path / "most").model.config.vocab_size == 65
@@ -347,6 +347,6 @@ def test_segments_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
         match=r"model: cloze_segments in tokenizer_config.json is 3, but the model has 2 segments; use the files that",
     ):
         load_folder(tmp_path / "model")
-    # One segment is distinguished from no setting: such models exist, and accept single texts only.
+    # An explicit single segment differs from a missing setting: such models exist and accept only single texts.
     one = model_folder(config=replace(SMALL, segments=1))
     assert load_folder(saved(one, tmp_path / "one")).tokenizer.segments == 2

@@ -80,7 +80,7 @@ def test_a_full_disk_leaves_the_old_model(
 ) -> None:
     """A full disk leaves the old model; at 0 bytes the first file fails, at 20,000 the weights.
 
-    safetensors words the error differently from Python.
+    The error messages of safetensors and Python differ.
     """
     folder = saved(PRETRAINED, tmp_path / "model")
     before = contents_of(folder)

@@ -9,7 +9,7 @@ from cloze.cli import COMMANDS, build
 from cloze.cli.console import SHOWN_CHARACTERS, shorten
 from tests.cli.conftest import Cloze, Way
 
-# Required arguments of the commands. None of the files exists, so that any work would fail with another error.
+# Required arguments of the commands. None of the files exist, so any work would fail with a different error.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "vocab": ("missing.txt",),
     "coverage": ("missing.txt",),

@@ -265,7 +265,7 @@ def test_times_finer_than_pythons(folder: Path, run: Cloze, tmp_path: Path) -> N
     times = arrow.array([1, 2, 3], arrow.timestamp("ns"))
     parquet.write_table(arrow.table({"text": TEXTS, "at": times}), path)
     result = run("embed", "--input", path, "--model", folder, "--output", tmp_path / "v.npy")
-    if result.code:  # with pandas, which supports nanoseconds, the file is read
+    if result.code:  # with pandas, which supports nanoseconds, the file can be read
         assert "rows.parquet: cannot be read after row 0" in result.complaint
 
 

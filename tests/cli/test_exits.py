@@ -71,7 +71,7 @@ def test_stopped_training_goes_on_by_the_same_command(
     at = PretrainingBatches.at
 
     def disturbed(batches: PretrainingBatches, step: int, part: int = 0, parts: int = 1) -> PretrainingBatch:
-        if step == 12 and batches.seed == 0:  # not a batch for evaluation
+        if step == 12 and batches.seed == 0:  # exclude evaluation batches
             os.kill(os.getpid(), number)
         return at(batches, step, part, parts)
 
@@ -125,4 +125,4 @@ def test_reader_that_has_seen_enough_is_no_error(way: Way) -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-    assert process.returncode == 141  # like a process ended by SIGPIPE
+    assert process.returncode == 141  # the exit code of a process that is terminated by SIGPIPE

@@ -34,7 +34,7 @@ class Case:
 
 
 def rows_with(**columns: Callable[[int], object]) -> list[dict[str, object]]:
-    """Return rows with one additional column, and another one from the fifth row on."""
+    """Return rows with one additional column, and with a second one from the fifth row on."""
     later: list[dict[str, object]] = [{}] * 4 + [{"later": "x"}] * (ROWS - 4)
     return [
         {"id": number, **{name: make(number) for name, make in columns.items()}, **later[number]}
@@ -131,7 +131,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, called: str, count: int) -> list[ob
 
 
 def shortened(text: str) -> str:
-    """Round numbers, since the last digits depend on the batches."""
+    """Round the numbers in a text, since their last digits depend on the batches."""
     return re.sub(r"\d\.\d{4,}(e-\d+)?", lambda found: f"{float(found[0]):.3f}", text)
 
 

@@ -10,7 +10,7 @@ from cloze.errors import ConfigError
 from cloze.options import NAMES_ELSEWHERE
 
 ROWS = [{"text": "a fine day", "label": "good"}, {"text": "a dull day", "label": "bad"}] * 20
-# The suggestion of fine-tuning for each name.
+# What fine-tuning suggests for each name.
 _EVERY_EPOCH = "; the dev rows are evaluated after every epoch; leave it out"
 _LOGGED = "; the loss is logged to metrics.jsonl in the run's folder; leave it out"
 EXPECTED = {

@@ -68,7 +68,7 @@ def test_batch_is_a_function_of_seed_and_step(static: int) -> None:
     assert batches.epoch_at(epoch) == 1
     steps = [0, epoch - 1, epoch, 2 * epoch + 1, 3]
     in_order = {step: batches.at(step) for step in sorted(steps)}
-    for step in steps:  # back and forth over epochs
+    for step in steps:  # steps in any order, across epochs
         assert same(batches.at(step), in_order[step])
         assert same(make_batches(static=static).at(step), in_order[step])
     assert not same(make_batches(static=static, seed=1).at(3), in_order[3])
@@ -100,7 +100,7 @@ def test_full_sentences_are_one_segment_without_labels() -> None:
     assert batch.labels.shape == (0,)
     separators = (originals(batch) == TOKENIZER.sep_id).sum(1)
     assert separators.min() == 1
-    assert separators.max() > 1  # at the end of a document
+    assert separators.max() > 1  # [SEP] also occurs at the end of a document
     assert (originals(batch)[np.arange(64), batch.lengths - 1] == TOKENIZER.sep_id).all()
 
 

@@ -280,7 +280,7 @@ def test_share_of_the_words_that_lose_marks_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "scripts"),
     [
-        ("がく", ["HIRAGANA"]),  # composed, as usual: lower-casing removes the voicing mark
+        ("がく", ["HIRAGANA"]),  # composed characters, as usual; lowercasing removes the voicing mark
         ("हिन्दु", ["DEVANAGARI", "DEVANAGARI"]),  # the first vowel sign is a spacing mark, which is kept
         ("ที่", ["THAI", "THAI"]),
         ("Élève", []),

@@ -21,7 +21,7 @@ from cloze.text import Tokenizer
 from tests.corpus.made_corpora import ENDINGS, FIRST_ENDING, FIRST_WORD, WORDS, made_tokenizer
 
 TOKENIZER = made_tokenizer()
-# Every second word has similar ones: the three words after it.
+# Every second word has three similar words: those that follow it in the vocabulary.
 SIMILAR: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {
     (FIRST_WORD + n,): tuple((FIRST_WORD + n + k,) for k in (1, 2, 3)) for n in range(0, WORDS - 3, 2)
 }
@@ -72,7 +72,7 @@ def test_tokens_meet_their_fates_one_by_one(masking: str) -> None:
         assert within(int((masked.fates == fate).sum()), total, share)
     assert ((seen == TOKENIZER.mask_id) == (masked.fates == HIDDEN)).all()
     assert (seen == masked.targets)[masked.fates == KEPT].all()
-    # Neighbouring tokens are decided independently, also within a word.
+    # Neighbouring tokens are decided independently, even within a word.
     beside = np.diff(masked.positions) == 1
     alike = (masked.fates[1:] == masked.fates[:-1])[beside]
     assert within(int(alike.sum()), len(alike), 0.8**2 + 0.1**2 + 0.1**2)
@@ -119,7 +119,7 @@ def test_span_has_one_fate() -> None:
 
 def test_what_stands_around_a_span_is_not_chosen() -> None:
     sequences = make_sequences(2000)
-    masked = run("span", sequences, rate=0.4)  # a high rate, so that many spans are adjacent
+    masked = run("span", sequences, rate=0.4)  # with a high rate, many spans are adjacent
     assert masked.boundaries is not None
     before, behind, place = masked.boundaries.T
     assert not np.isin(before, masked.positions).any()

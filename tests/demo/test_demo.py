@@ -1,4 +1,4 @@
-"""The demo from end to end with settings of seconds: its stages, its page, and a second run."""
+"""The demo from end to end, with settings that take seconds: its stages, its page, and a second run."""
 
 import json
 import re

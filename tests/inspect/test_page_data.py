@@ -74,7 +74,7 @@ def test_levels_are_as_fine_as_the_budget_allows() -> None:
         sizes[quantised.levels] = sum(map(len, quantised.layers))
     assert list(sizes) == sorted(sizes, reverse=True)
     assert len(sizes) >= 3
-    assert list(sizes)[-1] == LEVELS[-1]  # the coarsest level, whatever the budget
+    assert list(sizes)[-1] == LEVELS[-1]  # the coarsest level is used for any smaller budget
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
 
 
@@ -91,7 +91,7 @@ def test_nearest_tokens_are_those_of_another_library() -> None:
 
 def test_nearest_pieces_are_those_of_another_library() -> None:
     table = np.random.default_rng(1).normal(size=(30, 6)).astype(np.float32)
-    table[4] = 0  # zero, like the row of [PAD]
+    table[4] = 0  # a zero row, like that of [PAD]
     found = nearest_pieces(table, [7, 9, 7], left_out=[0, 1], count=4)
     assert list(found) == [7, 9]
     similar = cosine_similarity(table)

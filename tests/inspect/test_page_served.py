@@ -90,7 +90,7 @@ def test_model_that_gives_no_numbers(served: Running, monkeypatch: pytest.Monkey
 def test_oldest_texts_are_forgotten() -> None:
     views = AttentionCache(most=100 + 2 * ENTRY_BYTES)
     names = [views.add(AttentionRecord({}, np.zeros((1, 1, 6, 6), np.uint8))) for _ in range(2)]
-    views.find(names[0], "0")  # so that it is the most recently used one
+    views.find(names[0], "0")  # makes this view the most recently used one
     third = views.add(AttentionRecord({}, np.zeros((1, 1, 6, 6), np.uint8)))
     assert [name in views._steps for name in (*names, third)] == [True, False, True]
     large = views.add(AttentionRecord({}, np.zeros((1, 1, 20, 20), np.uint8)))
@@ -99,7 +99,7 @@ def test_oldest_texts_are_forgotten() -> None:
 
 
 def test_cached_memory_equals_accounted_memory() -> None:
-    """The accounted memory covers what is cached: whole buffers of array views, but no facts, which are sent once."""
+    """The accounted memory covers everything cached: whole buffers of array views, but not data that is sent once."""
     views = AttentionCache(most=1_000_000)
     tracemalloc.start()
     try:

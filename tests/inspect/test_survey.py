@@ -20,7 +20,7 @@ from tests.inspect.made_heads import QUICK, made_documents
 from tests.model.made import SMALL, vocabulary
 
 SIX = set(PATTERNS) - {"self"}
-# As wide as there are positions, so that each position can be a direction of its own.
+# The width equals the number of positions, so that each position can have its own direction.
 WIDE = BertConfig(vocab_size=100, hidden_size=96, layers=2, heads=2, feedforward_size=32, positions=48)
 
 

@@ -37,7 +37,7 @@ def test_parameter_counts(name: str, count: int) -> None:
         assert Bert(preset(name), pooler=True).parameter_count() == count
         with_mlm = Bert(preset(name), ["mlm"], pooler=True)
     width = preset(name).hidden_size
-    # The output matrix is tied to the embedding: only a transform, its norm and one bias per piece are added.
+    # The output matrix is tied to the embedding, so only a transform, its norm and one bias per piece are added.
     assert with_mlm.parameter_count() == count + width * width + 3 * width + 30522
 
 

@@ -51,7 +51,7 @@ def test_gates_zeros_and_both_attentions_agree() -> None:
     with without_heads(bert, HEADS):
         gated = last(bert)
         explicit = bert.encoder(IDS, SEGMENTS, keep_attentions=True).last
-    assert_close(last(bert), whole)  # outside the block, the head is back
+    assert_close(last(bert), whole)  # after the block, the head is active again
     assert (gated - whole).abs().max() > 0.01
     assert_close(explicit, gated)
     prune_heads(bert, HEADS)

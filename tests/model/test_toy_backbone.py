@@ -70,7 +70,7 @@ class Toy(Backbone):
 
 
 class ToyMean(Toy):
-    """The same with the mean as its summary."""
+    """The same model with the mean of the states as its summary."""
 
     model_types = ("toy-mean",)
     capabilities = Capabilities(bidirectional=False, has_positions=False, summary="mean")
@@ -159,7 +159,7 @@ def test_texts_are_embedded_whatever_their_neighbours(folder: Path) -> None:
 
 
 def test_no_positions_means_no_limit_by_them(folder: Path) -> None:
-    assert load(folder).hidden(" ".join(WORDS * 4)).shape == (34, 16)  # positions is 8
+    assert load(folder).hidden(" ".join(WORDS * 4)).shape == (34, 16)  # the configuration has only 8 positions
 
 
 def test_undeclared_capabilities_are_rejected(folder: Path, model: Backbone) -> None:

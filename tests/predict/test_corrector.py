@@ -23,7 +23,7 @@ ENGLISH = [
 ]
 CHINESE = ["我喜欢吃苹果", "他在学校学习", "今天天气很好", "我们一起去公园"]
 
-# These models are less confident than ones trained on more text.
+# These models are less confident than models trained on more text.
 OFTEN = CorrectionSettings(mistakes=0.2)
 
 

@@ -104,7 +104,7 @@ def test_truncated_texts_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     text = "the [MASK] sat on a mat. " + "the dog ran. " * 40
     for ask in (Model.fill, Model.fill_together):
         caplog.clear()
-        ask(Model(model_folder(["mlm"])), text)  # a new model, which has not warned of this text yet
+        ask(Model(model_folder(["mlm"])), text)  # a new model, which has not yet warned about this text
         assert "1 of 1 texts are longer than" in caplog.text
 
 

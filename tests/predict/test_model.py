@@ -80,7 +80,7 @@ def test_fill_is_sorted_and_covers_the_vocabulary(pretrained: Model) -> None:
 
 
 def test_fill_creates_no_other_special_token(pretrained: Model, oracle: Oracle) -> None:
-    """``[SEP]`` in a text is brackets and a word, unlike in ``transformers``, which ends the segment."""
+    """``[SEP]`` in a text is ordinary text, whereas in ``transformers`` it ends the segment."""
     pieces = ["[CLS]", "the", "[MASK]", "[", "sep", "]", "cat", "[SEP]"]
     ids = torch.tensor([pretrained.tokenizer.id(piece) for piece in pieces])
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_follows_equals_transformers(pretrained: Model, oracle: Oracle) -> None:
     for first, second in [(TEXT, PAIR), (PAIR, TEXT), ("", "cat"), (LONG, TEXT)]:
         probability = pretrained.follows(first, second)
         assert 0 < probability < 1
-        if first != LONG:  # transformers truncates pairs in another way
+        if first != LONG:  # transformers truncates pairs differently
             assert_close(probability, oracle(first, second).seq_relationship_logits.softmax(-1)[0, 0])
 
 
@@ -226,7 +226,7 @@ def test_cut_texts_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(3):
             model.embed([LONG, TEXT])
             model.embed([TEXT])
-        model.embed([LONG, TEXT, TEXT])  # other texts
+        model.embed([LONG, TEXT, TEXT])  # different texts, so the warning is repeated
         model.embed(["dog " + LONG, TEXT, TEXT])
         Model(model_folder(["mlm"])).embed(["dog " + LONG, TEXT, TEXT])
     assert caplog.messages == ["1 of 2 texts are longer than 32 tokens and were cut"] + 3 * [
@@ -246,7 +246,7 @@ def test_unknown_words_are_warned_of(pretrained_folder: Path, caplog: pytest.Log
     model.embed([TEXT])
     assert not unknown_warnings(caplog)
     model.embed([TEXT, UNFIT])
-    model.embed([TEXT, UNFIT])  # as for dev rows after every epoch: no second warning
+    model.embed([TEXT, UNFIT])  # repeated texts, such as dev rows after every epoch, cause no second warning
     assert len(unknown_warnings(caplog)) == 1
     assert "cannot tell apart (☃, ☂, ☁)" in unknown_warnings(caplog)[0]
     model.embed([TEXT], [UNFIT])

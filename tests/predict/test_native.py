@@ -180,7 +180,7 @@ def test_numbers_that_are_none_stay_so() -> None:
         (found,) = call(states, [(2, 5)], None, False)
         (clean,) = call(states[5:], [(1, 5)], None, False)
     assert found[3].isnan().all()
-    assert torch.equal(found[5:], clean)  # the other sequence
+    assert torch.equal(found[5:], clean)  # the other sequence is unaffected
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def logits(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
 
 def test_classify_equals_transformers(logits: torch.Tensor) -> None:
     probabilities = logits.softmax(-1)
-    assert len(set(probabilities.argmax(-1).tolist())) > 1  # otherwise any order would be correct
+    assert len(set(probabilities.argmax(-1).tolist())) > 1  # otherwise the test would accept any order
     for answer, row in zip(LABELLER.classify(TEXTS), probabilities, strict=True):
         assert tuple(answer.probabilities) == NAMES
         assert_close(list(answer.probabilities.values()), row)

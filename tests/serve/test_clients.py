@@ -21,7 +21,7 @@ TEXTS = ["A ship at sea.", "a boat", "The stock market fell today, and nobody kn
 
 @pytest.fixture(scope="module")
 def address(minilm_folder: Path) -> Iterator[str]:
-    """A real socket, because the client has its own transport."""
+    """Serve on a real socket, because the client has its own transport."""
     with running(ServiceSettings({"minilm": str(minilm_folder)}, key=KEY)) as service, listening(service) as found:
         yield found
 
@@ -39,7 +39,7 @@ def minilm(minilm_folder: Path) -> Model:
 
 @pytest.mark.parametrize("form", ["float", "base64", None])
 def test_openai_client_embeds(form: str | None, client: openai.OpenAI, minilm: Model) -> None:
-    chosen = {} if form is None else {"encoding_format": form}  # by default, the client requests base64
+    chosen = {} if form is None else {"encoding_format": form}  # the client requests base64 by default
     answer = client.embeddings.create(model="minilm", input=TEXTS, **chosen)  # type: ignore[arg-type]
     found = [one.embedding for one in answer.data]
     if form == "base64":
@@ -47,7 +47,7 @@ def test_openai_client_embeds(form: str | None, client: openai.OpenAI, minilm: M
     np.testing.assert_allclose(found, minilm.embed(TEXTS), atol=1e-5)
     assert [one.index for one in answer.data] == [0, 1, 2]
     assert answer.usage.prompt_tokens == sum(len(minilm.tokenizer(text).ids) for text in TEXTS)
-    assert answer.usage.model_extra == {"truncated": 0, "unknown": 0}  # extra fields that the client accepts
+    assert answer.usage.model_extra == {"truncated": 0, "unknown": 0}  # additional fields, which the client accepts
 
 
 def test_openai_client_may_send_ids(client: openai.OpenAI, minilm: Model) -> None:

@@ -208,7 +208,7 @@ def test_patience_ends_before_a_body_is_read(folders: dict[str, str], monkeypatc
 
         async def send_requests(client: httpx.AsyncClient) -> tuple[list[httpx.Response], httpx.Response]:
             requests = []
-            for waiting in (0, 3):  # one being computed, and one waiting
+            for waiting in (0, 3):  # one request is being computed, and one is waiting
                 requests.append(asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})))
                 async with asyncio.timeout(10):
                     while (batcher.queue._number, batcher.queue.tokens) != (len(requests), waiting):
@@ -314,8 +314,8 @@ def test_the_campaign_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "BODIES", BODIES[:2])
     outcome = bodies.run(BodySettings(20, ("/embed", "/health", "/ready")), Silent())
     assert outcome.passed
-    assert int(outcome.figures["odd bodies"]) >= 2 * 10  # of each route with a request body
-    assert int(outcome.figures["generated"]) >= 20  # although two of the routes have no parameters to vary
+    assert int(outcome.figures["odd bodies"]) >= 2 * 10  # bodies for each route with a request body
+    assert int(outcome.figures["generated"]) >= 20  # reached although two of the routes have no parameters to vary
 
 
 def test_a_fault_would_be_noticed() -> None:

@@ -38,7 +38,7 @@ def test_csv_with_quotes_commas_and_line_ends(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", 'text,pair,label\n"one, two",b,x\n"say ""hi""\nthere",c,y\nplain,d,x\n')
     file = read_rows(path, text="text", pair="pair", label="label")
     assert triples(file) == [("one, two", "b", "x"), ('say "hi"\nthere', "c", "y"), ("plain", "d", "x")]
-    assert lines_of(file) == [2, 3, 5]  # the place of a record is its first line
+    assert lines_of(file) == [2, 3, 5]  # the line number of a record is that of its first line
     assert file.skipped == 0
 
 

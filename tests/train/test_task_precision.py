@@ -1,4 +1,4 @@
-"""Fine-tuning in bfloat16: which parts use it, and which stay float32."""
+"""Fine-tuning in bfloat16: which parts use it, and which remain in float32."""
 
 import json
 import re

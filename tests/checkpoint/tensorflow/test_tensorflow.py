@@ -27,7 +27,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return Path(shutil.copytree(TINY_BERT, tmp_path / "google"))
 
 
-# Google's names, written out: computing them could repeat an error of the code.
+# Google's names are written out, because computing them could repeat an error of the code.
 NAMES = {
     "bert/embeddings/word_embeddings": ("bert.embeddings.word_embeddings.weight", False),
     "bert/embeddings/token_type_embeddings": ("bert.embeddings.token_type_embeddings.weight", False),

@@ -1,4 +1,4 @@
-"""Clusters without a cluster: the submitted jobs, and stand-ins for Slurm's programs."""
+"""Cluster jobs tested without a cluster: the submitted jobs, and stand-ins for Slurm's programs."""
 
 import os
 import stat
@@ -172,7 +172,7 @@ def test_a_job_travels_by_its_folder(tmp_path: Path) -> None:
 def test_ray_makes_the_same_corpus(
     text: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports usage over the network
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray sends usage reports over the network
     here = prepare([text], vocabulary, tmp_path / "here", settings=SHARDS)
     engine = EngineSettings("ray", workers=2, memory=1)
     assert contents(prepare([text], vocabulary, tmp_path / "there", settings=SHARDS, engine=engine)) == contents(here)

@@ -333,7 +333,7 @@ def stopped_at(part: int, monkeypatch: pytest.MonkeyPatch, stop: Callable[[], ob
 def test_a_text_that_changes_meanwhile_is_refused(
     text: Path, vocabulary: Path, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text that changes during preparation is rejected, even with the same size and time.
+    """A text that changes during preparation is rejected, even if its size and time are unchanged.
 
     Finished shards are kept.
     """
@@ -488,7 +488,7 @@ def test_full_disk_is_one_line_and_keeps_what_is_finished(
         message = r"00004: cannot be written \(No space left on device\); the finished shards are saved: free some"
         with pytest.raises(ClozeError, match=message):
             prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
-    assert len(list((tmp_path / "data.partial" / "shards").iterdir())) == 4  # and no partial file
+    assert len(list((tmp_path / "data.partial" / "shards").iterdir())) == 4  # no partial file remains
     assert contents(prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)) == contents(several)
 
 
@@ -581,7 +581,7 @@ def test_changes_are_refused_by_name(text: Path, vocabulary: Path, tmp_path: Pat
     more = tmp_path / "more" / text.name
     more.parent.mkdir()
     more.write_text("One more.\n", encoding="utf-8")
-    # Two files with the same name, or another order, give another corpus.
+    # Two files with the same name, or a different order of files, give a different corpus.
     both = prepare([text, more], vocabulary, tmp_path / "both")
     for texts in ([more], [more, text], [text]):
         with pytest.raises(DataError, match=r"\(texts differ\)"):

@@ -31,7 +31,7 @@ def test_mean_and_covariance_are_those_of_noise() -> None:
     vectors = whitening(torch.from_numpy(mixed)).numpy().astype(float)
     numpy.testing.assert_allclose(vectors.mean(0), 0, atol=1e-3)
     numpy.testing.assert_allclose(numpy.cov(vectors, rowvar=False, bias=True), numpy.eye(12), atol=1e-3)
-    # Fewer dimensions are the leading ones, those with the most variance.
+    # With fewer dimensions, those with the largest variance are kept.
     few = fit_whitening(mixed, 5)(torch.from_numpy(mixed))
     assert_close(few, vectors[:, :5])
 

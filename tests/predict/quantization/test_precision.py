@@ -62,7 +62,8 @@ def test_a_kernel_that_overflows_is_not_right() -> None:
 
 
 def test_floats_are_for_machines_without_a_kernel_of_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Regardless of the timing: they read four times the weights, and this machine may be busy only now.
+    # Float kernels are excluded regardless of timing: they read four times as many bytes of weights, and other load on
+    # this machine may be temporary.
     monkeypatch.setattr(
         quantized, "best_seconds", lambda calls: [0.0 if "floats" in repr(call) else 1.0 for call in calls]
     )
@@ -88,11 +89,11 @@ def test_a_rounded_layer_is_near_and_keeps_its_parameters() -> None:
     with torch.inference_mode():
         exact, found = linear(states), small(states)
     error = (found - exact).norm(dim=-1) / exact.norm(dim=-1)
-    assert float(error.max()) < 0.02  # relative to each row, however small it is
+    assert float(error.max()) < 0.02  # the error is relative to each row, however small its values
     assert_close(found[0, 0], linear.bias)
     assert small.state_dict().keys() == linear.state_dict().keys()
     assert small.weight is linear.weight
-    assert torch.equal(small(states), linear(states))  # with gradients, the float parameter is used
+    assert torch.equal(small(states), linear(states))  # if gradients are required, the float parameter is used
     assert type(copy.deepcopy(small)) is nn.Linear
 
 

@@ -242,7 +242,7 @@ def test_threshold_decides_whether_there_is_an_answer() -> None:
     none, some = below.answer(question, context, top=100), above.answer(question, context, top=100)
     assert (none[0].text, none[0].start, none[0].end) == ("", 0, 0)
     assert some[0].text == never[0].text
-    # The probabilities are the same, but another answer comes first.
+    # The probabilities are the same, but a different answer comes first.
     assert sorted(one.probability for one in none) == pytest.approx(sorted(one.probability for one in some))
     assert with_task(0.0).answer(question, context)[0].text == ""
 

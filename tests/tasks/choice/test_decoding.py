@@ -40,7 +40,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
         with torch.inference_mode():
             expected = theirs(**{name: tensor[None] for name, tensor in encoded.items()}).logits[0]
         assert_close(logits, expected)
-        assert expected.std() > 1e-3  # otherwise any order would be correct
+        assert expected.std() > 1e-3  # otherwise the test would accept any order
 
 
 def test_options_come_best_first_with_shares() -> None:

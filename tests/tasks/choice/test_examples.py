@@ -82,7 +82,7 @@ def test_arc_without_a_header(tmp_path: Path) -> None:
         ("How many legs has a cat?", ("2", "3", "4"), 2),
     ]
     assert found.skipped == 2
-    # The default.
+    # With ``on_bad_row="stop"``, the first bad row is an error.
     assert complaint("arc", path, on_bad_row="stop") == (
         "arc_easy_dev.csv:3: label 'E' is none of the 4 options; expected A, B, C, D"
     )

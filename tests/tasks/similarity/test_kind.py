@@ -115,7 +115,7 @@ def test_evaluate_scores_the_vectors_of_any_model(tmp_path: Path) -> None:
 
 
 def test_vectors_stand_beside_those_of_tf_idf(tmp_path: Path) -> None:
-    """Pairs and retrieval have a baseline: cosines of TF-IDF vectors, compared row by row."""
+    """Pairs and retrieval have a baseline, the cosines of TF-IDF vectors, which is compared row by row."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     words = ["river", "winter", "garden", "captain", "silver", "window"]

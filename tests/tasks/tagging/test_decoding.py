@@ -244,7 +244,7 @@ def test_scores_of_what_it_says(tagger: Model, tmp_path: Path) -> None:
     predicted = [best_tags(row) for row in word_logits(tagger, read_words(tagger.tokenizer, sentences))]
     gold = make_examples(tmp_path / "gold.txt", sentences, predicted)
     evaluation = evaluate_tags(tagger, gold, ())
-    # An I tag without a preceding tag counts as a beginning, so the entities are the same.
+    # An I tag without a preceding tag is treated as a beginning, so the entities are the same.
     assert {name: value for name, value in evaluation.metrics.items() if name != "accuracy"} == {
         "f1": 1.0,
         "precision": 1.0,

@@ -129,7 +129,7 @@ def test_a_tag_that_training_lacks(tmp_path: Path) -> None:
 
 
 def chunks(sentence: Sequence[str]) -> set[tuple[str, int, int]]:
-    """The definition in CoNLL's script, reimplemented as a state machine over (previous, current)."""
+    """Return the entities by the definition in CoNLL's script, as a state machine over (previous, current)."""
     found, start = set(), None
     padded = ["O", *sentence, "O"]
     for place in range(1, len(padded)):
@@ -320,7 +320,7 @@ def test_documents_and_selections(tmp_path: Path) -> None:
     chosen = examples.select([3, 0, 2])
     assert (chosen.words, chosen.places[1], len(chosen)) == ([["e"], ["a", "b"], ["d"]], examples.places[0], 3)
     assert tags(chosen) == [["O"], ["B-X", "O"], ["O"]]
-    # The sentence between two others is no longer there, so they are not neighbours.
+    # Row 1 was removed, so the sentences before and after it are not neighbours.
     assert group_neighbours(examples.select([0, 2, 3]).order) == [[0], [1], [2]]
 
 
@@ -402,7 +402,7 @@ def test_a_word_is_told_where_it_has_most_context(seed: int) -> None:
 
 
 def test_a_window_serves_every_sentence_that_it_holds() -> None:
-    """Eight-token windows serve every sentence that fits, with context from the same document only.
+    """Eight-token windows contain every sentence that fits, with context from the same document only.
 
     The first document has sentences of 3, 3, 3, 12 and 2 tokens, the second a single one.
     """

@@ -48,7 +48,7 @@ def test_words_start_from_what_they_were() -> None:
         ids("co", "##vid"),
         ids("co", "##vid", "##s"),
         ids("co", "##vid", "-", "19"),
-        ids("co"),  # "e" without its accent is not a piece here
+        ids("co"),  # "e" without its accent is not a piece in this vocabulary
         (PLAIN.unknown_id,),
         ids("a", "##b"),
     ]

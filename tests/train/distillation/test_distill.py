@@ -300,7 +300,7 @@ def test_student_of_a_reader_of_frozen_states(reads: Features, deep: Path, rows:
     teacher_run = run_finetuning(
         rows, deep, tmp_path / "teacher", settings=replace(LEARNING, learning_rate=1e-2, frozen=reads)
     )
-    # From the teacher's logits alone, so that everything the student learns comes from them.
+    # Train on the teacher's logits alone, so that everything the student learns comes from them.
     settings = replace(QUICK, epochs=6, learning_rate=2e-3, labels_weight=0.0)
     run = distill(rows, teacher_run, tmp_path / "run", settings=settings)
     student, report = load_folder(run).model, read(run / "distillation.json")
@@ -345,7 +345,8 @@ def test_student_of_a_reader_starts_without_what_is_attached(
         for new, old in enumerate((1, 3)):
             assert torch.equal(small[f"encoder.layers.{new}.{name}"], large[f"encoder.layers.{old}.{name}"])
     assert torch.equal(small["encoder.embeddings.token.weight"], large["encoder.embeddings.token.weight"])
-    # The teacher's head used unpooled states; the student's own head uses the old pooler, or else the mean.
+    # The teacher's head used unpooled states; the student's new head uses the existing pooler or, without one, the
+    # mean.
     assert small["heads.sequence.output.weight"].shape == (2, plain.model.config.hidden_size)
     assert small["heads.sequence.output.weight"].abs().max() > 0
     assert ("pooler.dense.weight" in small) == pooled

@@ -150,7 +150,7 @@ def test_mistakes_are_learned_and_the_folder_remembers(speaker: Path, tmp_path: 
         "他在家吃苹果",
         "他要再来",
     ]  # the correct "再" in the second text is unchanged
-    # The settings in the folder equal these explicit settings.
+    # The settings stored in the folder equal these explicit settings.
     correction = CorrectionSettings(reading="seen", threshold=found["threshold"])
     assert model.correct(["他再家吃平果", "他要再来"], correction) == corrected
     model.save(tmp_path / "copy")

@@ -69,7 +69,7 @@ def test_a_start_is_kept_for_a_gain_beyond_noise() -> None:
     noise = Difference(0.04, -0.01, 0.09)
     clear, small = Difference(0.03, 0.01, 0.05), Difference(0.02, 0.005, 0.035)
     kept = choose_start(means, {"domain": noise, "task": clear, "domain + task": small})
-    # The chosen start has not the best mean, but the best gain beyond noise.
+    # The chosen start does not have the best mean, but its gain is the best one beyond noise.
     assert kept == ("task", "task: gain +3.0 points, 95 % interval +1.0 to +5.0: beyond noise")
     assert choose_start(means, {"domain": noise, "task": noise, "domain + task": noise}) == (
         "direct",
@@ -121,7 +121,7 @@ def test_the_table_of_starts_has_gains_and_why_a_model_is_kept(
         "within noise: the direct model is kept",
         f"{tmp_path}: the model of direct",
     ]
-    # Finished runs of version 0.1.
+    # Results of finished runs of version 0.1.
     early = {"direct": {**common, "brought": 0.0}, "domain": {**common, "brought": 0.02}}
     print_starts(tmp_path, {"metric": "accuracy", "starts": early, "best": "domain"})
     assert capsys.readouterr().out.splitlines()[1:] == [
@@ -199,7 +199,7 @@ def test_test_rows_without_labels_must_not_be_read_either(base: Path, tmp_path: 
 
 
 def test_text_in_json_is_read_as_text(base: Path, tmp_path: Path) -> None:
-    """Rows are found in the decoded text of a JSON file, and documents are left out there too."""
+    """Rows are found in the decoded text of a JSON file, and its documents can be left out as well."""
     dev = make_rows(16, 1)
     dev[3] = {**dev[3], "text": "患者在治疗后六周内没有出现任何不良反应"}
     source = Source("classify", write(tmp_path / "a.csv", make_rows(64)), write(tmp_path / "b.csv", dev))

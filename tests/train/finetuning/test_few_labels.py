@@ -1,4 +1,4 @@
-"""The few-label method: a linear head at its optimum, pairs built from labels, and the choice against fine-tuning."""
+"""The few-label method: a linear head at its optimum, pairs built from labels, comparison with fine-tuning."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def test_head_is_the_optimum_of_scikit_learn(strength: float, labels: int, balan
 
     standardized, fold = standardize(vectors)
     head = fit_head(standardized, np.eye(labels)[targets], Loss("index", label_weights), strength)
-    if labels == 2:  # scikit-learn has one weight vector, the difference of ours
+    if labels == 2:  # scikit-learn has one weight vector, the difference of the two vectors of cloze
         assert head.weight[1] - head.weight[0] == pytest.approx(expected.coef_[0], abs=1e-4)
         assert head.bias[1] - head.bias[0] == pytest.approx(expected.intercept_[0], abs=1e-4)
     else:
@@ -394,7 +394,7 @@ def test_comparison_without_a_model_falls_back_to_all_rows(
     assert weights(run) == weights(explicit)
 
 
-@pytest.mark.parametrize("rows", [26, 40])  # of the comparison, and of the training on all rows
+@pytest.mark.parametrize("rows", [26, 40])  # row counts: of the comparison (26) and of all rows (40)
 def test_interrupted_run_continues_in_either_stage(
     embedder: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:

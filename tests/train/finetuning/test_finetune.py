@@ -75,7 +75,7 @@ def test_separable_labels_are_learned(learned: Path) -> None:
     assert results.keys() == {"accuracy", "macro_f1", "rows", "intervals", "by_label", "baseline"}
     assert results["rows"] == 40
     assert results["accuracy"] > 0.9
-    # Evaluated after every epoch of 20 steps.
+    # The run is evaluated after every epoch of 20 steps.
     metrics = [json.loads(line) for line in (learned / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["step"] for row in metrics if "dev_accuracy" in row] == [20, 40, 60, 80, 100, 120]
     assert metrics[-1]["dev_accuracy"] == results["accuracy"]

@@ -29,7 +29,7 @@ def text(tmp_path: Path) -> Path:
     [
         "the PATIENTS were given the drug twice a day",
         "Before this: patients were given   the drug, twice a day (for six weeks!) and more.",
-        "nothing to do with",  # the whole of a short row
+        "nothing to do with",  # the complete text of a short row
         "治疗后六周内没有出现任何",
         "complained. Another document speaks of other things; it has nothing to",
     ],

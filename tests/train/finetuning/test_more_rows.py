@@ -1,4 +1,4 @@
-"""Augmented training rows: which, how many, with which labels, and for which tasks not."""
+"""Augmented training rows: which, how many, with which labels, and for which tasks they are rejected."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -207,7 +207,7 @@ def test_texts_alone_spread_the_vectors(base: Path, text: Path, tmp_path: Path) 
 
 def test_pairs_are_learned(base: Path, tmp_path: Path) -> None:
     words = sorted({word for sentence in TEXTS for word in sentence.strip(".").lower().split()})[:20]
-    couples = list(zip(words[::2], words[1::2], strict=True))  # pairs of words that belong together
+    couples = list(zip(words[::2], words[1::2], strict=True))  # pairs of related words
     rows = [{"text": f"{one} {filler}", "pair": f"{filler} {other}"} for one, other in couples for filler in "abcde"]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     draw = random.Random(0)
@@ -223,7 +223,7 @@ def test_pairs_are_learned(base: Path, tmp_path: Path) -> None:
         source, base, tmp_path / "run", settings=settings, similarity=SimilaritySettings(vectors="cls")
     )
     assert results(run)["auc"] > 0.8
-    assert results(run)["spearman"] > 0.5  # 0.87 is the maximum with only two distinct scores
+    assert results(run)["spearman"] > 0.5  # the maximum is 0.87 with only two distinct scores
     assert load(run).embedding.pooling == "cls"
     history = [json.loads(line).get("dev_auc") for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert results(run)["auc"] == pytest.approx(max(value for value in history if value is not None))

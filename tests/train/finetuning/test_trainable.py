@@ -226,7 +226,7 @@ def test_kept_states_teach_what_computed_ones_do(
 
     monkeypatch.setattr(Reader, "states", counted)
     kept = run_finetuning(source, base, tmp_path / "kept", settings=replace(settings, epochs=3), progress=listener)
-    # Each training row once; the four dev rows after each epoch, and once at the end.
+    # Each training row is encoded once; the four dev rows after each epoch, and once at the end.
     assert count == 36 + 4 * 4
     assert not any("anew" in said for said in listener.said)
     monkeypatch.setattr(cloze.train.finetuning.trainable, "STATES_BUDGET", 1000)

@@ -50,7 +50,7 @@ def test_without_a_second_phase_nothing_changes_at_the_end(data: Path) -> None:
 
 
 def test_what_would_end_the_second_phase_is_told_before_the_first(data: Path) -> None:
-    # Sequences as long as the corpus: enough short ones, but not a single batch of long ones.
+    # Sequences as long as the corpus: there are enough short ones, but not a single batch of long ones.
     long = replace(TWO, objective="none", long_length=30_000, batch_size=64)
     with pytest.raises(DataError, match=r"sequences of 30000 tokens, fewer than one batch"):
         open_phases(data, replace(long, accumulate=64)).check(1, 64)

@@ -41,7 +41,7 @@ def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     at = PretrainingBatches.at
 
     def disturbed(batches: PretrainingBatches, wanted: int, part: int = 0, parts: int = 1) -> PretrainingBatch:
-        if wanted == step and batches.seed == SETTINGS.seed:  # not a batch for evaluation
+        if wanted == step and batches.seed == SETTINGS.seed:  # exclude evaluation batches
             os.kill(os.getpid(), signal.SIGTERM)
         return at(batches, wanted, part, parts)
 

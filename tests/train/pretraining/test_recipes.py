@@ -21,7 +21,7 @@ def test_every_recipe_is_a_setting(name: str) -> None:
 
 
 def test_bert_is_the_default() -> None:
-    """The default recipe is that of BERT, except for Adam's epsilon, where Google's code differs from PyTorch."""
+    """The defaults are the recipe of BERT, except for Adam's epsilon, in which Google's code differs from PyTorch."""
     assert PretrainSettings(**read_recipe("bert")) == PretrainSettings(epsilon=1e-6)
 
 
