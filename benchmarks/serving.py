@@ -2,8 +2,8 @@
 
     python benchmarks/serving.py [--infinity ENVIRONMENT/bin/infinity_emb] [--quick] [--threads 2] [--bound 0.1]
 
-infinity-emb pins other versions and so needs a separate environment: python -m venv ENVIRONMENT, then
-ENVIRONMENT/bin/pip install "infinity-emb[all]". All services use the same weights, clients and texts, one text per
+infinity-emb pins other versions and so needs a separate environment: `python -m venv ENVIRONMENT`, then
+`ENVIRONMENT/bin/pip install "infinity-emb[all]"`. All services use the same weights, clients and texts, one text per
 request. "cloze" is ``cloze serve FOLDER`` without flags, which quantizes the model to int8 at its first start if the
 vectors stay close enough; "cloze fp32" computes in float32. The services run side by side and take turns, window by
 window, so that other load on the machine affects all of them.
