@@ -284,7 +284,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter windows")
     parser.add_argument("--port", type=int, default=8971, help="first of three consecutive ports")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the handler ensures that the services end with this process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the services end with this process
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     plan = QUICK if arguments.quick else Plan()
     if arguments.seconds:

@@ -91,7 +91,7 @@ class _KillTrials:
 
     @property
     def over(self) -> bool:
-        """Whether the trial is finished: enough kills, or four times the required number without enough inside saves."""
+        """Whether the trial is finished: enough kills, or four times as many without enough inside saves."""
         enough = self.kills >= self._settings.kills and self.inside >= self._settings.inside
         return enough or self.kills >= 4 * self._settings.kills
 

@@ -145,12 +145,12 @@ class _OutputTrials:
                 self.failures.append(f"{name} under umask {mask:o}: {path.name} has mode {mode:o}")
 
 
-def _folder(neighbour: Path, precious: Path) -> None:  # noqa: ARG001 (a neighbour like the others)
+def _folder(neighbour: Path, precious: Path) -> None:  # noqa: ARG001 (same signature as the other neighbours)
     neighbour.mkdir()
     (neighbour / "thesis.txt").write_text("years of work", encoding="utf-8")
 
 
-def _file(neighbour: Path, precious: Path) -> None:  # noqa: ARG001 (a neighbour like the others)
+def _file(neighbour: Path, precious: Path) -> None:  # noqa: ARG001 (same signature as the other neighbours)
     neighbour.write_text("years of work", encoding="utf-8")
 
 

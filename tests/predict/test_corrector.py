@@ -41,7 +41,7 @@ def chinese() -> Model:
 
 @pytest.fixture(scope="module")
 def correcting() -> Model:
-    """A model trained on misspelled sentences: each character is replaced by another one in turn."""
+    """A model trained on misspelled sentences, in each of which one character is replaced."""
     tokenizer = make_tokenizer([*dict.fromkeys("".join(CHINESE)), "平", "过", "员"])
     draw = numpy.random.default_rng(0)
     examples: list[Example] = []

@@ -322,7 +322,7 @@ def test_finetune_leads_here(base: Path, text: Path, tmp_path: Path) -> None:
 
 def test_maximum_length_of_training_is_chosen_from_the_texts(base: Path, tmp_path: Path) -> None:
     long, listener = save_deep(base, tmp_path / "deep"), Listener()
-    # In half of the pairs the second text is longer than 128 tokens; each text is a sequence of its own.
+    # In half of the pairs the second text is longer than 128 tokens; each text is a separate sequence.
     rows = [{"text": f"{word} garden", "pair": long if number % 2 else word} for number, word in enumerate(WORDS)]
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
