@@ -1,4 +1,4 @@
-"""``correct``, ``tag``, ``answer`` and ``choose`` on files: parts give the same rows as one run, interrupted or not."""
+"""``correct``, ``tag``, ``answer`` and ``choose`` on files: parts give the same rows as a single run."""
 
 import importlib
 import json

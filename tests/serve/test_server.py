@@ -160,7 +160,7 @@ WELL: dict[str, Any] = {"sent": 2000, "statuses": {"200": 100, "429": 1900}, "pe
     ],
 )
 def test_failures_under_overload(found: dict[str, Any], message: str | None) -> None:
-    """Each violated limit is reported; the capacity is ten requests per second, and twenty times that is due."""
+    """Each violated limit is reported; the capacity is ten requests per second, and the load is twenty times higher."""
     figures, failures = judge(OverloadSettings(seconds=10.0), 20.0, 10.0, WELL | found)
     assert failures == ([] if message is None else [message])
     assert figures["20x: offered"] == f"{(WELL | found)['sent'] / 100:.2f}x"

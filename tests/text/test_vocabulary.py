@@ -71,7 +71,7 @@ def test_nothing_learned_is_unknown() -> None:
         pieces = learn_pieces([ENGLISH, MIXED], 2000, lowercase=lowercase, minimum_frequency=1)
         tokenizer = Tokenizer.from_vocabulary(pieces, lowercase=lowercase)
         assert tokenizer.unknown_id not in tokenizer.encode_ids([ENGLISH + MIXED])[0]
-        # Letters of the text are known in any order.
+        # Words made of the text's letters in another order contain no unknown piece.
         assert tokenizer.unknown_id not in tokenizer.encode_ids(["tneps gnihton eht"])[0]
 
 

@@ -1,4 +1,4 @@
-"""The page as a file is self-contained and treats texts as data only; and the commands that write it."""
+"""The page as a file: it is self-contained and treats texts only as data; and the commands that write it."""
 
 import base64
 import json

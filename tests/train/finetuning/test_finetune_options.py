@@ -157,7 +157,7 @@ def test_calibration_of_numbers_is_refused(base: Path, tmp_path: Path) -> None:
 
 
 def test_windows_cover_text_that_truncation_loses(base: Path, tmp_path: Path) -> None:
-    """Windows see a decisive word beyond the maximum length; truncation loses it."""
+    """Windows include a decisive word beyond the maximum length; truncation loses it."""
 
     def with_late_word(rows: list[dict[str, str]]) -> list[dict[str, str]]:
         return [{"text": " ".join(["the"] * 30 + [row["label"]]), "label": row["label"]} for row in rows]

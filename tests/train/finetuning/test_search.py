@@ -119,7 +119,7 @@ def test_the_grid_has_eighteen_cells_around_the_defaults(
     assert len({cell.name for cell in cells}) == len(cells) == 18
     assert {cell.settings.learning_rate for cell in cells} == rates
     assert {cell.settings.batch_size for cell in cells} == {16, 32}
-    assert {cell.settings.epochs for cell in cells} == {13, 20, 27}  # 48 rows are few: 20 epochs by default
+    assert {cell.settings.epochs for cell in cells} == {13, 20, 27}  # with only 48 rows, the default is 20 epochs
 
 
 def test_questions_of_a_fold_do_not_decide_when_there_is_no_answer(base: Path, tmp_path: Path) -> None:
