@@ -59,7 +59,7 @@ def run_trials(
     for name in chosen:
         known = _kept_outcome(kept, name, depends[name])
         if known is not None and known.passed and not fresh:
-            progress.say(f"{name}: already passed with these sources and settings; --fresh runs it again")
+            progress.say(f"{name}: passed already with these sources and settings; --fresh runs it again")
             continue
         progress.say(f"{name}: {trials[name].tested}")
         start = time.monotonic()
