@@ -77,7 +77,7 @@ def test_ids_that_are_no_text(given: list[int], message: str, client: openai.Ope
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([[1037]] * 2049, "2049 texts in one request, of at most 2048; send fewer"),
+        ([[1037]] * 2049, "2049 texts in one request, but at most 2048 are allowed; send fewer"),
         ([7] * 400_001, "400001 characters in one request, of at most 400000"),
     ],
 )
@@ -123,5 +123,5 @@ def test_bert_as_service(address: str, minilm: Model) -> None:
         "no_text",
         "there is no text; give at least one",
     )
-    message = "is_tokenized goes with lists of tokens, and only with them"
+    message = "is_tokenized must be true for lists of tokens, and only for them"
     assert error_of(send_request(texts=["a"], is_tokenized=True)) == (400, "is_tokenized", message)

@@ -243,7 +243,7 @@ def test_concurrent_requests_get_their_own_results(served: Running, models: Mode
     [
         ("/embed", {"texts": []}, "there is no text; give at least one"),
         ("/rerank", {"query": "x", "texts": []}, "there is no text; give at least one"),
-        ("/embed", {"texts": ["a"], "pairs": ["b", "c"]}, "1 texts, but 2 pairs; one for each was expected"),
+        ("/embed", {"texts": ["a"], "pairs": ["b", "c"]}, "1 texts, but 2 pairs; expected one for each"),
         ("/embed", {"txts": "a"}, "texts is missing"),
         ("/embed", {"texts": "a", "txts": "a"}, "unknown key 'txts'; did you mean 'texts'?"),
         ("/embed", {"texts": "a", "layer": 9}, "layer 9 of a model with 3; 0 (embeddings) to 3, or -1 for the last"),
@@ -255,7 +255,7 @@ def test_concurrent_requests_get_their_own_results(served: Running, models: Mode
             {"texts": "[MASK]", "model": "tags"},
             "model 'tags' cannot fill (its heads: token); models that can: base",
         ),
-        ("/embed", {"texts": "a", "layer": []}, "no layer was named; -1 is the last, and several are averaged"),
+        ("/embed", {"texts": "a", "layer": []}, "no layer was given; -1 is the last, and several are averaged"),
         ("/embed", {"texts": "a", "layer": [1, 9]}, "layer 9 of a model with 3; 0 (embeddings) to 3"),
         ("/embed", {"texts": "a", "long_texts": "whole"}, "long_texts: Input should be 'cut', 'head-tail' or 'w"),
         ("/correct", {"texts": "a", "threshold": 2}, "threshold: Input should be less than or equal to 1"),

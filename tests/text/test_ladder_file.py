@@ -134,7 +134,7 @@ def test_hostile_files(folder: Path, content: Any, message: str) -> None:
 
 def test_sizes_and_kinds_of_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ladder, "LARGEST_FILE", 20)
-    assert refusal(folder, FORMAT | {"words": []}) == "26 bytes; at most 20 were expected"
+    assert refusal(folder, FORMAT | {"words": []}) == "26 bytes; expected at most 20"
     monkeypatch.undo()
     (folder / "ladder.json").unlink()
     (folder / "ladder.json").mkdir()

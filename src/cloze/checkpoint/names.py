@@ -1,8 +1,8 @@
 """Convert parameter names between cloze, Hugging Face folders and Google's TensorFlow checkpoints.
 
-Model folders use Hugging Face names, which differ between BERT and ALBERT. One difference to cloze is more than a name:
-query, key and value are one matrix in cloze and three in the folder. Architectures without a table in this module are
-saved with the names of cloze (layout "native").
+Model folders use Hugging Face names, which differ between BERT and ALBERT. One difference from cloze is more than a
+name: query, key and value are one matrix in cloze and three in the folder. Architectures without a table in this module
+are saved with the names of cloze (layout "native").
 """
 
 import re

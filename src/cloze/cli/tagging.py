@@ -28,7 +28,7 @@ class TagOptions(PredictionOptions):
     """Options of ``cloze tag``, which also supports column files."""
 
     input: Path | None = None
-    """A file: one text per line; CSV, TSV, JSONL or Parquet; or one word per line (.conll). Its columns are kept."""
+    """A file: one text per line; CSV, TSV, JSONL or Parquet; or one word per line (.conll). Columns are copied."""
     output: Path | None = None
     """Where to write: .jsonl, .csv, .tsv, or .conll (word and tag per line). Re-running the command resumes it."""
 

@@ -15,7 +15,7 @@ SHIPPED_MODEL = "cloze-mini"
 
 @dataclass(frozen=True)
 class ModelPurpose:
-    """A named model, the tasks it is suited for, and those it is not."""
+    """A named model, the tasks it is suited for, and those it is not suited for."""
 
     name: str
     good_for: str

@@ -82,7 +82,7 @@ class Batcher:
 
     Args:
         name: The name of the model, for the thread, metrics and messages.
-        compute_batch: Computes one result per input. A result that is an exception fails its job only.
+        compute_batch: Computes one result per input. A result that is an exception fails only its job.
         probe: Runs a small forward pass and raises if the model does not work.
         metrics: Receives waiting times, batch sizes and failures.
         bound: Maximum number of waiting tokens.
@@ -176,7 +176,7 @@ class Batcher:
     def overloaded(self, waiting: int) -> OverloadedError:
         """Return the error for a job that would have to wait for this many tokens, with a time to try again."""
         seconds = max(1, min(60, round(waiting / self.rate)))
-        message = f"{waiting} tokens wait for model {self.name!r}, of at most {self.most_waiting}"
+        message = f"{waiting} tokens wait for model {self.name!r}, but at most {self.most_waiting} are allowed"
         return OverloadedError(f"{message}; try again in {seconds} s", retry_after=seconds)
 
     def cancel(self, job: Job) -> None:

@@ -68,7 +68,8 @@ class ModelRegistry:
                 preferred = (model for model in able if operation == EMBED and model.for_vectors)
                 return next(preferred, able[0])
             raise InvalidRequestError(
-                f"no model here ({self._names}) can {operation}; serve a folder that was trained for it", "unable"
+                f"none of the served models ({self._names}) can {operation}; serve one that was trained for it",
+                "unable",
             )
         if name not in self.served:
             raise NotFoundError(

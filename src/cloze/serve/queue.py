@@ -321,7 +321,7 @@ class TokenQueue:
         ]
 
     def _charge_absent(self, client: _Client, seconds: float, then: float) -> None:
-        """Charge a pause to the clients it was made for, so that those that never use it get no further one."""
+        """Charge a pause to the clients it was made for, so that clients that never use it get no further pause."""
         absent = self._absent(client, then)
         for other in absent:
             other.tag += seconds / len(absent)
@@ -368,7 +368,7 @@ class TokenQueue:
         job.waiting, job.items = 0, []
 
     def _forget(self, now: float) -> None:
-        """Forget clients that are gone; those ahead of the others are remembered longer, so they cannot reset it."""
+        """Forget clients that are gone; those ahead of others are remembered longer, so that they keep their lead."""
         for name, client in list(self._clients.items()):
             patience = ACTIVE_FOR if client.tag <= self._shared else FORGOTTEN_AFTER
             if not client.is_present(now, patience):

@@ -191,7 +191,7 @@ def _c3_questions(path: Path) -> Iterator[Record]:
         place = f"{path}:{number}"
         if not isinstance(entry, list) or len(entry) < 2 or not all(isinstance(part, list) for part in entry[:2]):
             raise DataError(
-                f"{place}: {entry!r:.40} is no document with questions; expected [[lines], [questions], id]"
+                f"{place}: {entry!r:.40} is not a document with questions; expected [[lines], [questions], id]"
             )
         for index, question in enumerate(entry[1], start=1):
             cells = question if isinstance(question, dict) else {}

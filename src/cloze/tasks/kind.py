@@ -176,7 +176,7 @@ class TaskKind:
     unlabelled_note: str = ""  # error message where a kind without labels cannot be used
 
     def __str__(self) -> str:
-        """Return the name, which is also the verb of messages ("this task is to classify")."""
+        """Return the name, which also serves as the verb in messages ("this task is to classify")."""
         return self.name
 
 

@@ -138,7 +138,7 @@ def parse_columns(names: str, path: TableSource) -> tuple[str, ...]:
     """Return the column names for a file without a header; refuse them for a file whose rows name their columns."""
     if not isinstance(path, Path) or table_ending(path) in (".jsonl", ".ndjson", ".json", ".parquet"):
         raise ConfigError(
-            f"columns is {names!r}, which is for CSV and TSV files without a header; the rows of {path} "
+            f"columns is {names!r}, which only applies to CSV and TSV files without a header; the rows of {path} "
             "name their columns: leave it out"
         )
     return tuple(name.strip() for name in names.split(","))
@@ -311,7 +311,7 @@ def _text_of(record: Record, name: str, otherwise: str) -> str:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
         half = f"\\u{ord(value[error.start]):04x}"
-        raise RowError(f"{record.place}: {name!r} has half of a character ({half}); write both halves") from error
+        raise RowError(f"{record.place}: {name!r} has half a surrogate pair ({half}); use whole characters") from error
     return value
 
 
@@ -328,7 +328,7 @@ def _label_of(record: Record, name: str, columns: Columns) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str | int | float):
-        raise RowError(f"{record.place}: {name!r} is {value!r:.40}; expected a text or a number")
+        raise RowError(f"{record.place}: {name!r} is {value!r:.40}; expected text or a number")
     if isinstance(value, float) and math.isnan(value):  # pandas uses NaN for an empty cell of a numeric column
         raise RowError(f"{record.place}: {name!r} is nan; label the row, or {columns.otherwise}")
     label = str(value).strip()

@@ -325,7 +325,7 @@ def is_table(path: "TableSource") -> bool:
 
 
 def table_ending(path: "TableSource") -> str:
-    """Return the lower-case file extension, ignoring that of a compression; empty for rows in memory."""
+    """Return the lower-case file extension, ignoring a compression suffix; empty for rows in memory."""
     if not isinstance(path, Path):
         return ""
     return (Path(path.stem).suffix if path.suffix.lower() in COMPRESSED else path.suffix).lower()
@@ -349,6 +349,6 @@ def open_table(path: "TableSource", columns: Sequence[str] | None = None) -> Tab
             return ParquetTable(path)
     check_is_file(path)
     raise DataError(
-        f"{path}: the ending {kind!r} is not that of a table; "
-        "expected .csv, .tsv, .jsonl (each also with .gz or .xz) or .parquet: rename or convert the file"
+        f"{path}: {kind!r} is not the extension of a table; expected .csv, .tsv, .jsonl (each also with .gz or .xz) "
+        f"or .parquet: rename or convert the file"
     )

@@ -44,7 +44,7 @@ def read_vocabulary(path: Path) -> list[str]:
     """Read the pieces of a ``vocab.txt``: one per line, in the order of their ids."""
     try:
         if path.stat().st_size > LARGEST_FILE:
-            raise CheckpointError(f"{path}: over {LARGEST_FILE:,} bytes, which no vocabulary needs")
+            raise CheckpointError(f"{path}: larger than {LARGEST_FILE:,} bytes, too large for a vocabulary")
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None

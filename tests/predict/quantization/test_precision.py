@@ -221,7 +221,7 @@ def test_a_folder_with_unsupported_pooling_is_loaded(monkeypatch: pytest.MonkeyP
 def test_invalid_input_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"^unknown precision 'int4'; did you mean 'int8'\?$"):
         Model(model_folder(), precision="int4")  # type: ignore[arg-type]
-    message = r"^precision int8 is for the CPU, not for cuda; use bf16, or device='cpu' \(--device cpu\)$"
+    message = r"^precision int8 only runs on the CPU, not on cuda; use bf16, or device='cpu' \(--device cpu\)$"
     with pytest.raises(ConfigError, match=message):
         precision_module.set_precision(model_folder(), "int8", torch.device("cuda"))
     assert PRECISIONS[0] == "auto"

@@ -167,7 +167,7 @@ def test_resumed_is_uninterrupted_to_the_bit(base: Path, rows: Path, tmp_path: P
     assert (resumed / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
     listener = Listener()
     finetune_correction(source, base, tmp_path / "run", settings=QUICK, progress=listener)
-    assert f"{tmp_path / 'run'}: finished already; use fresh=True (--fresh) to start over" in listener.said
+    assert f"{tmp_path / 'run'}: already finished; use fresh=True (--fresh) to start over" in listener.said
     with pytest.raises(ConfigError, match=r"epochs was 1 and is now 2"):
         finetune_correction(source, base, tmp_path / "run", settings=replace(QUICK, epochs=2))
 

@@ -119,7 +119,7 @@ def report_embeddings(
     """
     texts = list(dict.fromkeys([*firsts, *seconds]))
     if len(texts) < 3:
-        raise RequestError(f"{len(texts)} different texts to report on; some hundreds were expected")
+        raise RequestError(f"{len(texts)} different texts to report on; expected at least a few hundred")
     places = {text: place for place, text in enumerate(texts)}
     left, right = ([places[text] for text in side] for side in (firsts, seconds))
     methods = []

@@ -208,8 +208,8 @@ def find_file(source: Source, split: str, files: Mapping[str, str]) -> Path:
     if found is not None:
         return found
     raise DataError(
-        f"{source.data} has no {files[split]} (nor .gz, .xz, .zst of it); expected {source.task} as published, "
-        f"or name a file, and another as {format_option('dev')}"
+        f"{source.data} has no {files[split]} (nor .gz, .xz, .zst of it); expected {source.task} as published, or one "
+        f"file as the data and another as {format_option('dev')}"
     )
 
 
@@ -290,7 +290,9 @@ def _gather(
         try:
             row = make(record)
             if row.id in rows:
-                raise RowError(f"{record.place}: another question has the id {row.id!r}; give each its own")
+                raise RowError(
+                    f"{record.place}: another question has the id {row.id!r}; give each question a unique id"
+                )
         except RowError as error:
             if on_bad_row != "skip":
                 raise

@@ -126,7 +126,7 @@ def _examples(rows: Iterable[Row], target_of: Callable[[Row], Target], on_bad_ro
         kept.append(row)
         targets.append(target)
     if not kept:
-        raise DataError(f"all of the {skipped} rows are bad; the first: {problem}")
+        raise DataError(f"all {skipped} rows are bad; the first: {problem}")
     pairs = [row.pair for row in kept if row.pair is not None]
     return LabelledTexts([row.text for row in kept], pairs or None, targets, [row.place for row in kept], skipped)
 

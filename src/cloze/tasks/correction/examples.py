@@ -2,8 +2,8 @@
 
 Data is a table with both columns, or a folder with the SIGHAN sentences as published.
 
-Confusion lists come in several formats: ``平:评苹瓶`` (SIGHAN), a character or word with others after a tab or spaces,
-and pairs of a wrong and a right word. Lines that cannot be parsed are reported; the others are used.
+Confusion lists come in several formats: ``平:评苹瓶`` (SIGHAN), a character or word with its confusions after a tab or
+spaces, and pairs of a wrong and a right word. Lines that cannot be parsed are reported; the others are used.
 """
 
 import logging
@@ -166,9 +166,9 @@ def _applied(text: str, truth: list[tuple[int, str]], place: str) -> str:
 def read_confusions(path: Path) -> dict[str, list[str]]:
     """Read a confusion list: for each character or word, those that it is confused with.
 
-    A line has a character or word, then a tab, a colon or spaces, then the others with any separators; characters need
-    none. For two Chinese words of the same length, the differing characters are used. Lines that begin with # are
-    comments. Lines that cannot be used are counted and named in a warning.
+    A line has a character or word, then a tab, a colon or spaces, then its confusions with any separators; single
+    characters need none. For two Chinese words of the same length, the differing characters are used. Lines that begin
+    with # are comments. Lines that cannot be used are counted and named in a warning.
 
     Raises:
         DataError: If no line can be used.

@@ -58,7 +58,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Sentences:
-    """The sentences of a file; ``marked`` says whether it marks the start of documents."""
+    """The sentences of a file; ``marked`` is true if it marks the start of documents."""
 
     sentences: list[Sentence]
     marked: bool = False
@@ -101,7 +101,7 @@ def read_column_parts(path: Path, count: int, *, whole: bool, word: int = 1) -> 
 
 def _nothing(path: Path, reader: "_ColumnReader") -> DataError:
     reason = f"all of its {reader.skipped} sentences are bad; the first: {reader.problem}" if reader.skipped else ""
-    return DataError(f"{path}: {reason or 'no sentence in it; expected a word and its tag per line'}")
+    return DataError(f"{path}: {reason or 'contains no sentences; expected a word and its tag per line'}")
 
 
 class _ColumnReader:
@@ -258,7 +258,8 @@ def columns_text(sentences: Sequence[Columns], order: Sequence[int] | None = Non
         order: Numbers of the sentences, with a gap between documents; if given, documents are marked.
 
     Returns:
-        The lines. Cells are separated by spaces, or by tabs if a cell contains a space; all words have equally many.
+        The lines. Cells are separated by spaces, or by tabs if a cell contains a space; all words have equally many
+        cells.
     """
     return "".join(iter_column_texts(sentences, order, find_layout(sentences)))
 

@@ -7,8 +7,8 @@
     5  look-alike     unknown characters are replaced by similar known ones (text/oov/spelling.py)
        unknown        [UNK]
 
-Rungs are numbered by the effort for the user, not by precedence: added words and entities (3, 4) take precedence over
-WordPiece. All rungs but the first are off unless ``ladder.json`` in the model folder activates them. Training and
+Levels are numbered by the effort for the user, not by precedence: added words and entities (3, 4) take precedence over
+WordPiece. All levels but the first are off unless ``ladder.json`` in the model folder activates them. Training and
 serving therefore agree, and published models tokenize as before. Other libraries ignore the file.
 """
 
@@ -40,7 +40,7 @@ class Entity:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The active rungs and their data."""
+    """The active levels and their data."""
 
     characters: bool = False
     look_alikes: bool = False
@@ -53,7 +53,7 @@ class Ladder:
 
 
 def read_ladder(folder: Path, pieces: Sequence[str]) -> Ladder:
-    """Read the ladder of a folder; without the file, only the first rung is active."""
+    """Read the ladder of a folder; without the file, only the first level is active."""
     path = folder / LADDER_FILE
     if not path.exists():
         return Ladder()
@@ -80,7 +80,7 @@ def read_ladder(folder: Path, pieces: Sequence[str]) -> Ladder:
 
 
 def write_ladder(folder: Path, ladder: Ladder) -> None:
-    """Write the ladder, one entry per line; write no file if only the first rung is active."""
+    """Write the ladder, one entry per line; write no file if only the first level is active."""
     if not ladder:
         (folder / LADDER_FILE).unlink(missing_ok=True)  # may exist from an earlier tokenizer
         return
@@ -107,7 +107,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size > LARGEST_FILE:
-            raise CheckpointError(f"{path}: {size:,} bytes; at most {LARGEST_FILE:,} were expected")
+            raise CheckpointError(f"{path}: {size:,} bytes; expected at most {LARGEST_FILE:,}")
         data = json.loads(path.read_bytes())
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None

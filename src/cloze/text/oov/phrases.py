@@ -1,4 +1,4 @@
-"""Phrase matching for entities (rung 4) and for added words that BERT splits into several (rung 3, ``il-6``).
+"""Phrase matching for entities (level 4 of the OOV ladder) and for added words that BERT splits (level 3, ``il-6``).
 
 A phrase is a sequence of ids that is replaced by other ids. Because ids are matched, phrases treat letter case, accents
 and whitespace like the tokenizer. A vectorised filter over all ids of a batch finds the few positions where a phrase

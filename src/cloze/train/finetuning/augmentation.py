@@ -199,7 +199,7 @@ def whole_word_pieces(tokenizer: Tokenizer) -> NDArray[np.bool_]:
 
 
 def _mask_words(encoding: Encoding, words: Sequence[Word], tokenizer: Tokenizer) -> Encoding:
-    """Replace each of these words with a single [MASK], whatever its number of pieces."""
+    """Replace each of these words with a single [MASK], however many pieces it has."""
     starts = {word.first for word in words}
     continuations = {word.first + offset for word in words for offset in range(1, len(word.ids))}
     kept = [index for index in range(len(encoding.ids)) if index not in continuations]

@@ -84,7 +84,7 @@ def write_without_overlap(texts: Sequence[Path], rows: Rows, path: Path) -> int:
                 file.write("\n".join(document) + "\n\n")
     if not path.stat().st_size:
         path.unlink()
-        raise DataError(f"evaluation rows occur in every document to adapt on ({dropped}); none is left")
+        raise DataError(f"evaluation rows occur in every document to adapt on ({dropped}); no documents are left")
     return dropped
 
 
@@ -156,7 +156,7 @@ def adapt(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Adapt a model to a domain and a task, fine-tune it from each start, and keep a gain that is beyond noise.
+    """Adapt a model to a domain and a task, fine-tune from each start, and keep the start with a significant gain.
 
     Args:
         source: The task and its files.
@@ -266,7 +266,7 @@ def _read_test_rows(source: Source, test: TableSource | str | None, adaptation: 
         return [] if adaptation.overlap == "allow" else read_other_splits(source)
     if adaptation.overlap == "allow":
         allowed = format_option("overlap", "allow")
-        raise ConfigError(f"test is {test}, but with {allowed} no overlap is looked for; leave out one of them")
+        raise ConfigError(f"test is {test}, but {allowed} disables the check for overlaps; leave out one of them")
     return read_test_file(source, Path(test) if isinstance(test, str) else test)
 
 
@@ -284,7 +284,7 @@ def _write_texts(
     adaptation: AdaptSettings,
     progress: Progress,
 ) -> tuple[list[Path], Path]:
-    """Return the files of the domain text and of the task text, without overlapping documents if settings say so."""
+    """Return the files of the domain and the task text, without overlapping documents if the settings require it."""
     if adaptation.overlap == "drop":
         texts = [_without_overlap(texts, _evaluation_rows(data, test_rows), folder / "domain.txt", progress)]
     task_text = _write_task_text(data, folder / "task.txt")
@@ -313,7 +313,7 @@ def _write_task_text(data: TaskData, path: Path) -> Path:
 
 
 def choose_start(means: Mapping[str, float], gains: Mapping[str, Difference | None]) -> tuple[str, str]:
-    """Return the start to keep, with the reason: the best of those with a gain beyond noise, else the direct one.
+    """Return the start to keep, with the reason: the best with a significant gain, otherwise the direct one.
 
     Args:
         means: The mean score of each start.
