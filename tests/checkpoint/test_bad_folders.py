@@ -89,7 +89,10 @@ def test_no_weights(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "roberta"}, ": model_type is 'roberta'; only 'bert', 'albert' and 'ernie' folders can be read"),
+        (
+            {"model_type": "roberta"},
+            ": model_type is 'roberta'; only 'bert', 'albert' and 'ernie' folders are supported",
+        ),
         (
             {"position_embedding_type": "relative_key"},
             ": position_embedding_type is 'relative_key'; cloze supports encoders with",

@@ -121,7 +121,7 @@ def test_bert_as_service(address: str, minilm: Model) -> None:
     assert error_of(send_request(texts=[], is_tokenized=False)) == (
         400,
         "no_text",
-        "there is no text; give at least one",
+        "no text was given; send at least one",
     )
     message = "is_tokenized must be true for lists of tokens, and only for them"
     assert error_of(send_request(texts=["a"], is_tokenized=True)) == (400, "is_tokenized", message)

@@ -241,8 +241,8 @@ def test_concurrent_requests_get_their_own_results(served: Running, models: Mode
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/embed", {"texts": []}, "there is no text; give at least one"),
-        ("/rerank", {"query": "x", "texts": []}, "there is no text; give at least one"),
+        ("/embed", {"texts": []}, "no text was given; send at least one"),
+        ("/rerank", {"query": "x", "texts": []}, "no text was given; send at least one"),
         ("/embed", {"texts": ["a"], "pairs": ["b", "c"]}, "1 texts, but 2 pairs; expected one for each"),
         ("/embed", {"txts": "a"}, "texts is missing"),
         ("/embed", {"texts": "a", "txts": "a"}, "unknown key 'txts'; did you mean 'texts'?"),

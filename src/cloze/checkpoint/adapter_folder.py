@@ -299,7 +299,7 @@ def _candidates(described: AdapterFile) -> Iterator[Path]:
 
 
 def check_base(described: AdapterFile, place: Path) -> None:
-    """Raise a ``CheckpointError`` if the base has other weights than the adapter was trained on."""
+    """Raise a ``CheckpointError`` unless the base has the weights that the adapter was trained on."""
     if find_model(place) is None:
         load_folder(place)  # raises an error that explains what is wrong
     sha256 = weights_fingerprint(place)

@@ -101,7 +101,7 @@ def read_backbone(values: dict[str, Any], path: Path) -> type[Backbone]:
     if backbone is None:
         *others, last = map(repr, (*registered_types(), "ernie"))
         raise CheckpointError(
-            f"{path}: model_type is {model_type!r}; only {', '.join(others)} and {last} folders can be read"
+            f"{path}: model_type is {model_type!r}; only {', '.join(others)} and {last} folders are supported"
         )
     return backbone
 

@@ -67,7 +67,7 @@ _OURS = {
 _NUMBERED = re.compile(r"\d+_[A-Z]\w*|(pytorch_model|model)(-[\w-]+)?\.(bin|safetensors)(\.index\.json)?")
 # Maximum bytes of a model card; the longest on the hub have about 100 kB.
 CARD_LIMIT = 2**20
-# Files besides the weights that affect what a model computes.
+# Files besides the weights that affect a model's outputs.
 _DECISIVE = (
     *(CONFIG, GOOGLE_CONFIG, SAFETENSORS_INDEX, PICKLE_INDEX, PRETRAINING_HEADS),
     *("modules.json", "sentence_bert_config.json", *TOKENIZER_FILES),
@@ -192,7 +192,7 @@ def find_model(path: Path) -> tuple[Path, Path | None] | None:
 def config_path(folder: Path) -> Path:
     """Return the path of the configuration: config.json, or bert_config.json in a folder with PyTorch weights.
 
-    The archives of HFL (Chinese BERT-wwm, RoBERTa-wwm, MacBERT) have the latter. Without PyTorch weights,
+    The archives of HFL (Chinese BERT-wwm, RoBERTa-wwm, MacBERT) have bert_config.json. Without PyTorch weights,
     bert_config.json belongs to a TensorFlow checkpoint.
     """
     google = folder / GOOGLE_CONFIG
@@ -345,7 +345,7 @@ def weights_fingerprint(place: Path) -> str:
 
 
 def model_files(place: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file that affects what a model computes, by its name in the folder."""
+    """Return the SHA-256 of each file that affects a model's outputs, by its name in the folder."""
     found = find_model(place)
     assert found is not None, "the caller has found the model"
     folder, _ = found

@@ -184,7 +184,8 @@ def as_bert(values: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> t
             or task_types.shape[1:] != positions.shape[1:]
         ):
             raise CheckpointError(
-                f"{path}: use_task_id is {values['use_task_id']!r}, but {_TASK_TYPES} is missing or has a wrong size; "
+                f"{path}: use_task_id is {values['use_task_id']!r}, but {_TASK_TYPES} is missing or has the wrong "
+                f"size; "
                 "fetch the folder again"
             )
         renamed[_POSITIONS] = positions + task_types[0]

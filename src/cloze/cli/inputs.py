@@ -47,7 +47,7 @@ class Inputs:
 
     @property
     def kept(self) -> list[Mapping[str, object]]:
-        """Return the columns to write beside each prediction: those of the file, or else the text."""
+        """Return the columns to write next to each prediction: those of the file, or else the text."""
         return self.fields or [{"text": text} for text in self.texts]
 
 

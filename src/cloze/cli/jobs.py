@@ -80,7 +80,7 @@ class Part(Protocol):
 
     @property
     def kept(self) -> Sequence[Mapping[str, object]]:
-        """Return the columns to write beside each prediction."""
+        """Return the columns to write next to each prediction."""
 
 
 PartT = TypeVar("PartT", bound=Part)
@@ -121,7 +121,7 @@ class Prediction(ABC, Generic[PartT, ResultT]):
         return beside(self.kept(part), [self.to_row(result) for result in results])
 
     def kept(self, part: PartT) -> Sequence[Mapping[str, object]]:
-        """Return the columns to write beside each prediction."""
+        """Return the columns to write next to each prediction."""
         return part.kept
 
     def predictor(self, model: "Model") -> Callable[[PartT], Sequence[ResultT]]:

@@ -314,7 +314,7 @@ class Prompts:
 
     @property
     def kept(self) -> Sequence[Mapping[str, object]]:
-        """Return the columns to write beside each choice."""
+        """Return the columns to write next to each choice."""
         rows = zip(self.texts, self.options, strict=True)
         return self.fields or [{"prompt": prompt, "options": "|".join(options)} for prompt, options in rows]
 

@@ -28,7 +28,7 @@ from cloze.progress import Progress
 
 Part = TypeVar("Part")
 WORK = "work.json"
-_PART = re.compile(r"\d{6,}\.\w+(\.json)?")  # a part, or its counts
+_PART = re.compile(r"\d{6,}\.\w+(\.json)?")  # file name of a part or of its counts
 
 
 @dataclass(frozen=True)

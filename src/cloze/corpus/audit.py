@@ -199,7 +199,7 @@ def _unchanged_probabilities(batches: PretrainingBatches) -> _Probabilities:
     """Return, for each piece, the probability that a random replacement equals it: (V,)."""
     ordinary, pieces = batches.masker.ordinary, batches.tokenizer.pieces
     groups = [ordinary]
-    if batches.masks.masking == "correction":  # word starts are replaced by word starts, ## pieces by ## pieces
+    if batches.masks.masking == "correction":  # word starts are replaced with word starts, ## pieces with ## pieces
         continues = np.asarray([pieces[number].startswith(CONTINUATION) for number in ordinary.tolist()])
         groups = [ordinary[~continues], ordinary[continues]]
     probabilities = np.zeros(batches.tokenizer.size)
@@ -237,7 +237,7 @@ def _count_replacements(
 def _count_wrong_similar(
     tables: WordTables, batch: PretrainingBatch, sequences: Sequences, originals: Ids, seen: Ids
 ) -> int:
-    """Count the words that were not replaced by a similar word although the tables have one."""
+    """Count the words that were not replaced with a similar word although the tables have one."""
     words = (np.cumsum(sequences.starts.reshape(-1)) - 1)[batch.positions]
     firsts = np.flatnonzero(np.diff(words, prepend=-1) != 0)
     lasts = np.append(firsts[1:], len(words))

@@ -50,7 +50,7 @@ def change_copies(
     for row, generator in enumerate(generators):
         begin, end = _copy_range(sequences, row)
         order = _changed_order(sequences.starts[row, begin:end], generator, settings)
-        stop = begin + len(order)  # where the second [SEP] goes
+        stop = begin + len(order)  # position of the second [SEP]
         ids[row, begin:stop] = sequences.ids[row, begin + order]
         starts[row, begin:stop] = sequences.starts[row, begin + order]
         ids[row, stop], starts[row, stop] = sequences.ids[row, end], True

@@ -18,7 +18,8 @@ are harder to predict: the pieces of a word often give each other away.
     ngram        one to four consecutive words, with probabilities 40, 30, 20 and 10 % (Cui et al. 2020, section 3.1)
     span         one to ten consecutive words, geometrically distributed (Joshi et al. 2020, section 3.1)
     entity       first entities from a dictionary, each as a whole, then whole words (Sun et al. 2019, section 3.3)
-    correction   selected like ngram, but replaced by similar words instead of ``[MASK]`` (Cui et al. 2020, section 3.1)
+    correction   selected like ngram, but replaced with similar words instead of ``[MASK]`` (Cui et al. 2020, section
+    3.1)
 
 Replacement. A selected token becomes ``[MASK]`` (80 %), becomes a random word (10 %) or stays unchanged (10 %). Task
 inputs never contain ``[MASK]``, so the model must not learn to predict only where it sees one. The three outcomes are
@@ -46,7 +47,7 @@ from cloze.text.vocabulary import CONTINUATION
 
 Fates = NDArray[np.uint8]
 
-# Fates of a selected token: masked, replaced by a random word, or unchanged. Correction masking uses a similar word
+# Fates of a selected token: masked, replaced with a random word, or unchanged. Correction masking uses a similar word
 # instead of the mask.
 HIDDEN, REPLACED, KEPT = range(3)
 NO_SIMILAR = 3  # correction masking has no similar word and uses a random one
@@ -257,7 +258,7 @@ def _select_runs(sizes: Ids, taken: Flags, trials: Ids, budget: Ids, wanted: Ids
     smallest = np.where(taken, budget.max() + 1, sizes).min(axis=1)  # (B,), tokens of the smallest free word
     steps = np.arange(wanted.max())  # (S,), offsets of words within the longest run
     for trial in trials[:, : int((~taken).sum(axis=1).max())].T:
-        rows = np.flatnonzero(left >= smallest)  # (R,); in other rows, no word fits any more
+        rows = np.flatnonzero(left >= smallest)  # (R,); in other rows, no remaining word fits
         if len(rows) == 0:
             break
         word = trial[rows]  # (R,)

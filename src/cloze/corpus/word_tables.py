@@ -168,7 +168,7 @@ def replace_with_similar(
 def _replace_character(
     word: list[int], draws: Draws, similar: SimilarTable, characters: Characters
 ) -> Sequence[int] | None:
-    """Return the word with one character replaced by a similar one, or None if no character has a similar one."""
+    """Return the word with one character replaced with a similar one, or None if no character has a similar one."""
     places = [place for place, piece in enumerate(word) if piece in characters]
     if not places:
         return None
@@ -308,7 +308,7 @@ def _nearest(vectors: NDArray[np.float64], sizes: Ids) -> Sequence[list[int]]:
     for start in range(0, len(vectors), 512):
         cosines = vectors[start : start + 512] @ vectors.T
         cosines[sizes[start : start + 512, None] != sizes] = -1
-        cosines[np.arange(len(cosines)), np.arange(start, start + len(cosines))] = -1  # itself
+        cosines[np.arange(len(cosines)), np.arange(start, start + len(cosines))] = -1  # a word is not its own neighbour
         best = np.argsort(-cosines, axis=1, kind="stable")[:, :_NEIGHBOURS]
         nearest += [row[cosines[line, row] > _LEAST_COSINE].tolist() for line, row in enumerate(best)]
     return nearest

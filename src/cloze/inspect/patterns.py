@@ -16,7 +16,7 @@ other properties of a head, such as the number of tokens it attends to, or its a
 labelled
   predictive only because it attends to its neighbours, which are often predictive;
 - separators: use the same number of random positions as separators;
-- self: replace each token by another ordinary token.
+- self: replace each token with another ordinary token.
 
 ``ScoreAccumulator`` adds the sequences one at a time and stores only sums, so that the memory of a survey does not grow
 with the amount of attention. ``assign_labels`` decides which scores lead to a label.

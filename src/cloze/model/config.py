@@ -66,7 +66,7 @@ class BertConfig:
             if not isinstance(value, int | float) or not 0 < value < 1:
                 raise ConfigError(f"{name} is {value!r}; expected a small positive number")
         if self.activation not in ACTIVATIONS:
-            hint = did_you_mean(str(self.activation), ACTIVATIONS)  # in a file it may be any value, even a number
+            hint = did_you_mean(str(self.activation), ACTIVATIONS)  # values from a file may have any type, even numbers
             raise ConfigError(f"unknown activation {self.activation!r}{hint}")
         if self.head_pooling not in get_args(HeadPooling):
             raise ConfigError(f"head_pooling is {self.head_pooling!r}; expected 'cls', 'mean' or 'separate'")

@@ -41,7 +41,7 @@ class PackagedModel:
     distribution: str  # the name on the package index
     module: str
     folder: str  # within the module's folder
-    size: str  # of the download
+    size: str  # size of the download
     hub_name: str
 
     @property

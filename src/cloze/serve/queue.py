@@ -15,8 +15,8 @@ questions:
 Two rules protect interactive clients, which wait for a response before they send their next request:
 
 - While several clients are active, none gets more than its equal part of a batch.
-- A client that is far ahead pauses for some milliseconds if one that is behind was answered just now, because the next
-  request of the latter is probably on its way ("Anticipatory scheduling", Iyer and Druschel 2001). Without this rule,
+- A client that is far ahead pauses for some milliseconds if one that is behind was answered just now, because its next
+request is probably on its way ("Anticipatory scheduling", Iyer and Druschel 2001). Without this rule,
   a client with a long backlog would get every second batch.
 """
 

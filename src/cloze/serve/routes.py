@@ -37,7 +37,7 @@ async def embed(service: Service, request: Request, form: schemas.EmbedForm) -> 
 async def rerank(service: Service, request: Request, form: schemas.RerankForm) -> Any:
     """Return the texts ordered by cosine similarity to the query, the most similar first."""
     if not form.texts:
-        raise InvalidRequestError("there is no text; give at least one", "no_text")
+        raise InvalidRequestError("no text was given; send at least one", "no_text")
     inputs = _pairs([form.query, *form.texts], None)
     result = await service.predict(request, form.model, "embed", inputs, _parts(inputs))
     vectors = np.stack(result.results).astype(np.float64)

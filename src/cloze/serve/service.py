@@ -120,11 +120,11 @@ class Service:
         return ServiceResult(served, await self._wait(request, served.batcher, job), usage)
 
     def check_size(self, parts: Sequence[Sequence[Sized]]) -> int:
-        """Check the number of texts and of their characters (or ids) against the limits; return the latter."""
+        """Check the numbers of texts and characters (or ids) against the limits; return the number of characters."""
         limits = self.settings.limits
         texts = sum(map(len, parts))
         if not texts:
-            raise InvalidRequestError("there is no text; give at least one", "no_text")
+            raise InvalidRequestError("no text was given; send at least one", "no_text")
         if texts > limits.inputs:
             raise TooLargeError(
                 f"{texts} texts in one request, but at most {limits.inputs} are allowed; send fewer", "too_many_inputs"

@@ -1,8 +1,8 @@
 """The rows of a task (``Source``), and the conversion of table records to rows: text, pair and raw label by column.
 
-A file is read as a stream. A bad row stops the reading with its place, or is skipped and counted, depending on
-``on_bad_row``; an error of the whole file always stops it. Imports nothing heavy, because the command line loads the
-settings for ``--help``.
+A file is read as a stream. A bad row stops the reading and its location is reported, or it is skipped and counted,
+depending on ``on_bad_row``; an error of the whole file always stops it. Imports nothing heavy, because the command line
+loads the settings for ``--help``.
 """
 
 import math
@@ -168,8 +168,8 @@ class Columns:
     label: str | None = None
     several: bool = False  # whether a row may have any number of labels
     skippable: bool = True  # whether the caller has an option to skip bad rows
-    unlabelled: frozenset[str] = frozenset()  # what a published file has in place of a missing label
-    convert: Callable[[Record], Record] | None = None  # for published files whose texts combine several cells
+    unlabelled: frozenset[str] = frozenset()  # values of a published file that mark a missing label
+    convert: Callable[[Record], Record] | None = None  # set for published files whose texts combine several cells
     in_memory: bool = False
 
     @property
@@ -267,7 +267,7 @@ def read_rows(
         pair: The column with the second texts, if any.
         label: The column with the labels, if any.
         several: Whether a row may have any number of labels.
-        on_bad_row: Whether a bad row stops the reading or is skipped and counted.
+        on_bad_row: Whether a bad row stops reading, or is skipped and counted.
         header: The column names of a file without a header.
         skippable: Whether error messages may suggest ``--on-bad-row``.
         unlabelled: Values in place of a label in rows without one; these rows are counted and skipped.

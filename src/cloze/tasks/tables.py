@@ -1,6 +1,6 @@
-"""Read tables (CSV, TSV, JSONL, Parquet) as records: cells by column name, with their place in the file.
+"""Read tables (CSV, TSV, JSONL, Parquet) as records: cells by column name, with their location in the file.
 
-CSV follows RFC 4180: a quoted cell may contain commas, doubled quotes and line breaks. The place of a record is the
+CSV follows RFC 4180: a quoted cell may contain commas, doubled quotes and line breaks. The location of a record is the
 line on which it starts. The first line determines whether commas, tabs or semicolons separate the cells. TSV has no
 quoting, as in GLUE: a quote is an ordinary character.
 """
@@ -127,7 +127,7 @@ class TabbedRecords(Iterator[list[str]]):
 
     @property
     def place(self) -> str:
-        """The place of the last record."""
+        """The location of the last record."""
         return self._source.place
 
     def __next__(self) -> list[str]:
@@ -147,7 +147,7 @@ class QuotedRecords(Iterator[list[str]]):
 
     @property
     def place(self) -> str:
-        """The place where the last record starts."""
+        """The location at which the last record starts."""
         return self._feed.place
 
     def __next__(self) -> list[str]:
@@ -259,7 +259,7 @@ class JsonTable(Table):
 
 
 class ParquetTable(Table):
-    """Parquet, read in batches; the place of a record is its row number."""
+    """Parquet, read in batches; the location of a record is its row number."""
 
     def __init__(self, path: Path) -> None:
         check_is_file(path)

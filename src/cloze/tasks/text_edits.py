@@ -1,6 +1,6 @@
 """Small edits of a text that preserve its label (Wei and Zou, 2019, "EDA: easy data augmentation").
 
-A text is split into words and the gaps between them. Words are swapped, deleted, duplicated or replaced by synonyms;
+A text is split into words and the gaps between them. Words are swapped, deleted, duplicated or replaced with synonyms;
 punctuation and spaces stay where they were. All random choices come from the generator that is passed.
 """
 

@@ -50,8 +50,8 @@ class EncodedSentences(NamedTuple):
 
 
 class _Patterns(NamedTuple):
-    known: re.Pattern[str]  # a sentence of well-known characters only
-    ascii: re.Pattern[str]  # the same for ASCII, faster
+    known: re.Pattern[str]  # matches sentences of well-known characters only
+    ascii: re.Pattern[str]  # the same for ASCII text, which is faster
     ideograph: re.Pattern[str]
     marks: str  # punctuation: each character is a word
     ascii_marks: str

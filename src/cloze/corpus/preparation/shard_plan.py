@@ -59,10 +59,10 @@ class ShardPlan:
     """The plan, which every worker and every cluster job reads from the work folder."""
 
     paths: list[Path]
-    texts: list[ShardText]  # of each shard
+    texts: list[ShardText]  # the text of each shard
     recipe: dict[str, Any]
     dtype: str
-    states: list[FileState]  # of each file, before it was read for its fingerprint
+    states: list[FileState]  # state of each file before it was read for its fingerprint
 
     @classmethod
     def read(cls, folder: Path) -> "ShardPlan":

@@ -25,7 +25,7 @@ from cloze.tasks.similarity.kind import agreement
 Vectors = NDArray[np.float32]
 
 _WORD = re.compile(r"\w+|[^\w\s]")
-_SIZE, _WINDOW, _PASSES, _RAREST = 100, 5, 10, 2  # of word2vec
+_SIZE, _WINDOW, _PASSES, _RAREST = 100, 5, 10, 2  # settings of word2vec
 # Numbers of dimensions to try for whitening, and texts needed per dimension.
 _SIZES = (64, 256, 768)
 _TEXTS_A_DIRECTION = 4

@@ -48,7 +48,7 @@ from cloze.text.vocabulary import CONTINUATION
 logger = logging.getLogger("cloze")
 
 PRECISIONS: tuple[PrecisionName, ...] = ("auto", "fp32", "bf16", "int8")
-# Minimum cosine similarity between a text's vectors in float32 and in another precision for "auto" to use the latter.
+# "auto" uses another precision if its vectors have at least this cosine similarity to those in float32.
 LEAST_COSINE = 0.99
 # "auto" compares these at every load before it uses bfloat16; models with over LARGE parameters compare fewer texts.
 _COMPARED: tuple[PrecisionName, ...] = ("fp32", "bf16")

@@ -203,7 +203,7 @@ def _pairs(starts: Floats, ends: Floats, places: Integers, number: int, longest:
 
 
 def _widest_context(places: Integers, starts: Integers, ends: Integers) -> Integers:
-    """Return the window of W, (W, 2), with the most context on both sides of each span, (N,) and (N,).
+    """Return which of W windows, (W, 2), has the most context on both sides of each span, (N,) and (N,).
 
     Ties go to the first window. The original takes the longest one, which is the first, since only the last is shorter.
     """

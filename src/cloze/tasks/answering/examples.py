@@ -1,7 +1,7 @@
 """Extractive question answering (sections 4.2 and 4.3 of the paper): read the data, build windows with targets.
 
 The readers accept SQuAD 1.1, SQuAD 2.0 and CMRC 2018 as published (a folder or a single file, plain or compressed),
-other files in the same JSON format, and tables. A place is ``file:id`` in JSON, and ``file:line`` in tables. If an
+other files in the same JSON format, and tables. A location is ``file:id`` in JSON, and ``file:line`` in tables. If an
 answer is not at its recorded offset, its nearest occurrence close to the offset is used: some of CMRC's offsets are off
 by one or two.
 

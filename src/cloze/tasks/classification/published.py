@@ -38,7 +38,7 @@ class PublishedTask:
     main: str = "accuracy"
     files: Mapping[str, str | tuple[str, ...]] = field(
         default_factory=lambda: FILES
-    )  # with several names, the first existing file is used
+    )  # if a split has several names, the first existing file is used
     headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     on_bad_row: OnBadRow = "stop"
     test_labels: bool = False  # whether the test rows have labels

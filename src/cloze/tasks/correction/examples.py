@@ -34,7 +34,7 @@ _PLAIN_NAMES = ("pid", "nid", "id")
 
 @dataclass(frozen=True)
 class Corrections:
-    """Texts with mistakes, their corrections, and their places in the files."""
+    """Texts with mistakes, their corrections, and their locations in the files."""
 
     sources: list[str]
     targets: list[str]
@@ -119,7 +119,7 @@ def _read_files(sentences: Path, truth: Path) -> Corrections:
 
 
 def _sentences(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the place, name and text of each line: ``(pid=A2-0011-1)``, a tab, and the sentence."""
+    """Yield the location, name and text of each line: ``(pid=A2-0011-1)``, a tab, and the sentence."""
     with open_file(path) as stream:
         lines = Lines(path, stream)
         for line in lines:

@@ -48,11 +48,11 @@ class Sentence:
 
     @property
     def place(self) -> str:
-        """The place of the first word."""
+        """The location of the first word."""
         return place_of(self.path, self.line)
 
     def place_of(self, word: int) -> str:
-        """Return the place of a word."""
+        """Return the location of a word."""
         return self.place if self.one_line else f"{self.path}:{self.line + word}"
 
 
@@ -73,7 +73,7 @@ def read_columns(
     Args:
         path: The file.
         tagged: Whether to read tags; otherwise all columns except the words are kept unchanged.
-        on_bad_row: Whether a bad line stops the reading, or its sentence is skipped and counted.
+        on_bad_row: Whether a bad line stops reading, or its sentence is skipped and counted.
         word: The column of the words, counted from 1, or from -1 for the last.
         tag: The column of the tags.
     """

@@ -278,7 +278,7 @@ def tag_examples(path: TableSource, found: Sentences, labels: LabelSet | None, o
 
     def indices(sentence: Sentence) -> list[int]:
         found = [known.indices.get(tag) for tag in tags[sentence.line]]
-        # Computing every tag's place would take longer than everything else, and is needed only for an unknown tag.
+        # Computing every tag's location would take longer than everything else, and is needed only for an unknown tag.
         return [
             known.index(tags[sentence.line][word], sentence.place_of(word)) if index is None else index
             for word, index in enumerate(found)

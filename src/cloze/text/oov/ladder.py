@@ -3,8 +3,8 @@
     1  word, pieces   WordPiece, as in BERT (text/wordpiece.py)
     2  characters     a word that would be [UNK] is spelled with known pieces and characters (text/oov/spelling.py)
     3  added          words added to the vocabulary after training (``cloze extend``)
-    4  entity         names are replaced by known words (text/oov/phrases.py)
-    5  look-alike     unknown characters are replaced by similar known ones (text/oov/spelling.py)
+    4  entity         names are replaced with known words (text/oov/phrases.py)
+    5  look-alike     unknown characters are replaced with similar known ones (text/oov/spelling.py)
        unknown        [UNK]
 
 Levels are numbered by the effort for the user, not by precedence: added words and entities (3, 4) take precedence over
@@ -82,7 +82,7 @@ def read_ladder(folder: Path, pieces: Sequence[str]) -> Ladder:
 def write_ladder(folder: Path, ladder: Ladder) -> None:
     """Write the ladder, one entry per line; write no file if only the first level is active."""
     if not ladder:
-        (folder / LADDER_FILE).unlink(missing_ok=True)  # may exist from an earlier tokenizer
+        (folder / LADDER_FILE).unlink(missing_ok=True)  # left over from an earlier tokenizer, if it exists
         return
     entities = [[entity.surface, entity.words, *([entity.kind] if entity.kind else [])] for entity in ladder.entities]
     values: dict[str, Any] = {

@@ -81,7 +81,7 @@ def _generator(settings: FinetuneSettings, copy: int, row: int) -> np.random.Gen
 def _contextual_copies(
     texts: Sequence[tuple[str, ...]], model: Model, settings: FinetuneSettings
 ) -> list[tuple[int, tuple[str, ...]]]:
-    """Return (row, texts) of every copy with words replaced by the model's predictions."""
+    """Return (row, texts) of every copy with words replaced with the model's predictions."""
     augmenter = ContextualAugmenter(model)
     copies = []
     for copy in range(settings.augment_copies):
@@ -107,7 +107,7 @@ def _edited_copies(
 
 
 def _concatenate(rows: LabelledTexts, copies: Sequence[tuple[int, tuple[str, ...]]]) -> LabelledTexts:
-    """Append the copies, each with the target and the place of its original row."""
+    """Append the copies, each with the target and the location of its original row."""
     assert rows.targets is not None, "training rows have labels"
     sources = [row for row, _ in copies]
     return LabelledTexts(

@@ -3,7 +3,7 @@
 Four models are fine-tuned over the same seeds: the given model, and the model after further pre-training on the domain
 text, on the task's training texts, and on both. The results list the gain of each over the given model, paired by seed
 and by dev row. The given model, fine-tuned directly, is kept unless the 95 % interval of a gain excludes zero. Every
-step is a run of its own in the run's folder, so the same command resumes it.
+step is a separate run in the run's folder, so the same command resumes it.
 
 The domain text must not contain evaluation rows, or the scores would be too high. Texts are compared by word n-grams,
 ignoring case, punctuation and whitespace; each Chinese character is a word. A row occurs in a document if the document
@@ -44,11 +44,11 @@ from cloze.train.run import Run
 
 _WORD = re.compile(r"[㐀-䶿一-鿿]|[^\W_]+")
 _MAX_WORDS, _MIN_WORDS = 8, 4  # length of the n-grams
-_SHOWN = 3  # number of places in the error message
+_SHOWN = 3  # number of locations in the error message
 # The text column of JSONL and Parquet files, the same as in the preparation afterwards.
 _COLUMN = PrepareSettings.text
 
-Rows = Iterable[tuple[str, Sequence[str]]]  # (place, texts) of each row
+Rows = Iterable[tuple[str, Sequence[str]]]  # (location, texts) of each row
 
 
 def refuse_overlap(texts: Sequence[Path], rows: Rows) -> None:
@@ -64,7 +64,7 @@ def refuse_overlap(texts: Sequence[Path], rows: Rows) -> None:
 
 
 def find_overlap(texts: Sequence[Path], rows: Rows) -> Iterator[str]:
-    """Yield the places of rows that occur in the texts, in the order of the rows."""
+    """Yield the locations of rows that occur in the texts, in the order of the rows."""
     index = _NgramIndex(rows)
     overlapping = set[str]()
     for document in read_any_documents(texts, _COLUMN):
@@ -89,7 +89,7 @@ def write_without_overlap(texts: Sequence[Path], rows: Rows, path: Path) -> int:
 
 
 class _NgramIndex:
-    """Maps the word n-grams of rows to the places of the rows."""
+    """Maps the word n-grams of rows to the locations of the rows."""
 
     def __init__(self, rows: Rows) -> None:
         self._places: dict[tuple[str, ...], list[str]] = {}
@@ -102,11 +102,11 @@ class _NgramIndex:
 
     @property
     def places(self) -> Iterable[str]:
-        """The places of all indexed rows in their order, without duplicates."""
+        """The locations of all indexed rows in their order, without duplicates."""
         return dict.fromkeys(place for places in self._places.values() for place in places)
 
     def find(self, document: Sequence[str]) -> set[str]:
-        """Return the places of the rows that occur in a document."""
+        """Return the locations of the rows that occur in a document."""
         words = _words(" ".join(document))
         ngrams = (ngram for length in self._lengths for ngram in _ngrams(words, length))
         return {place for ngram in ngrams for place in self._places.get(ngram, ())}

@@ -208,7 +208,7 @@ def finetune(
 
     Raises:
         ConfigError: If settings do not fit the task or the model, or differ from those of the run to resume.
-        DataError: If rows cannot be read; the message states the place of the row.
+        DataError: If rows cannot be read; the message states the location of the row.
 
     Example:
         >>> rows = {"text": ["good", "bad"] * 20, "label": ["pos", "neg"] * 20}

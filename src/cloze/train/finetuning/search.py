@@ -1,6 +1,6 @@
 """Hyperparameter search (appendix A.3 of the paper): a grid, then several seeds of its best cell; or k folds.
 
-Every cell is a run of its own below RUN/cells and resumes like any run. When it ends, its score is written to
+Every cell is a separate run below RUN/cells and resumes like any run. When it ends, its score is written to
 RUN/search.json, and its model is deleted unless it is the best of its part. A search may be killed at any point: the
 same command continues it and produces the same table and model.
 """

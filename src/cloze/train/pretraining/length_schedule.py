@@ -59,7 +59,7 @@ class MixedBatches:
     def check(self) -> None:
         """Raise an error if there is too little text for a batch of each objective."""
         for batches in self.batches.values():
-            copy(batches).at(0)  # on a copy, so that its plan of an epoch is not kept in memory until it is needed
+            copy(batches).at(0)  # checked on a copy, so that no epoch plan is held in memory before it is needed
 
 
 def _spread(shares: Sequence[float]) -> list[int]:
