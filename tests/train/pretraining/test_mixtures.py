@@ -232,7 +232,7 @@ def test_what_cannot_be_extended_is_refused(data: Path, finished: Path, tmp_path
         ConfigError, match=r"has learning_rate 0.0005, but this run has 0.001; an extension must keep it"
     ):
         pretrain(data, tmp_path / "c", extend=finished, settings=replace(MIXED, learning_rate=1e-3))
-    with pytest.raises(ConfigError, match=r"its stable checkpoint is at step 8 after .* where the decay"):
+    with pytest.raises(ConfigError, match=r"its stable checkpoint is at step 8, after .* where the decay"):
         pretrain(data, tmp_path / "d", extend=finished, settings=replace(MIXED, steps=9))
 
 
