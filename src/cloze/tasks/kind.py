@@ -170,9 +170,7 @@ class TaskKind:
     cuts_texts: bool = False
     item_noun: str = "texts"  # plural name of training items, for messages
     answers: str = "one of its labels"  # description of the output in model cards, if outputs have no names
-    calibrate: "Callable[[Predictor, Any, Sequence[str]], FittedTask] | None" = (
-        None  # called with --calibrate, on dev rows
-    )
+    calibrate: "Callable[[Predictor, Any, Sequence[str]], FittedTask] | None" = None  # for --calibrate, on dev rows
     fit_on_dev: Callable[[Predictor, Any], TaskLabels] | None = None  # always called, on dev rows
     labelled: bool = True
     unlabelled_note: str = ""  # error message where a kind without labels cannot be used

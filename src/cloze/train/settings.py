@@ -32,7 +32,7 @@ def check_precision(name: str) -> None:
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Settings of the training loop, which all kinds of training derive from their own."""
+    """Settings of the training loop; each kind of training derives them from its own settings."""
 
     steps: int | None
     learning_rate: float

@@ -138,7 +138,7 @@ def _read_entries(data: dict[str, Any], key: str, width: int, path: Path) -> lis
         if not is_valid or not all(part.strip() and replace_surrogates(part) == part for part in parts):
             raise CheckpointError(
                 f"{path}: {key}, entry {number}: {json.dumps(entry)[:80]}; "
-                f"expected {'a text' if width == 1 else f'{widths[-1]} texts' if width == 2 else '2 or 3 texts'}"
+                f"expected {'a string' if width == 1 else f'{widths[-1]} strings' if width == 2 else '2 or 3 strings'}"
             )
         result.append(parts)
     return result

@@ -32,8 +32,8 @@ from cloze.train.finetuning.settings import (
 from cloze.train.run import SETTINGS
 
 # Peak learning rate of full fine-tuning: (largest hidden size, learning rate). Measured at 256, 384 and 512: with 400
-# rows of pairs, four times the rate costs 3 to 19 points at 384 and 512, twice the rate about one. The rate at 768 is
-# the paper's.
+# rows of pairs, four times this learning rate costs 3 to 19 points at 384 and 512, twice about one. The value for 768
+# is the paper's.
 _RATES = ((128, 1e-3), (256, 4e-4), (384, 1e-4), (512, 1e-4), (768, 5e-5))
 _RATE_OF_LARGE_MODELS = 2e-5
 # New layers on a frozen model start at random, so they tolerate and need larger learning rates.

@@ -125,7 +125,7 @@ def open_held_out(
     main, longest = measured_phases(settings)
     objectives = list(settings.objectives())
     open_one = partial(_open, corpus, tokenizer, settings, tables, group)
-    # Not copy pairs if there is another objective: their masked words are much easier than those of other text.
+    # Copy pairs come last, because their masked words are much easier than those of other text.
     order: tuple[Objective, ...] = ("none", "nsp", "sop", "relation", "copy")
     first = next(name for name in order if name in objectives)
     short = open_one(main, first, NAME)

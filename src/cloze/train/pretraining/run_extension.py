@@ -29,7 +29,7 @@ def check_extension(base: Path, out: Path, recorded: Mapping[str, Any]) -> None:
         ConfigError: If it cannot be extended; the message names the setting that differs.
     """
     if (out / RUN_MODEL).is_dir() or StateStore(out / "checkpoints").newest() is not None:
-        return  # the extension has its own checkpoints, and no longer needs the run
+        return  # the extension has its own checkpoints and no longer needs the extended run
     path = base / SETTINGS
     if not path.is_file():
         raise ConfigError(
