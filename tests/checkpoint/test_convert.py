@@ -331,7 +331,7 @@ def test_reach_that_cannot_be(tmp_path: Path) -> None:
         extend(source, tmp_path / "more", positions=16)
     with pytest.raises(ConfigError, match=r"^segments is 1, but the model already has 2; they can only be added, not"):
         extend(source, tmp_path / "more", segments=1)
-    with pytest.raises(ConfigError, match=r"^positions is 33554432; a whole number from 1 to"):
+    with pytest.raises(ConfigError, match=r"^positions is 33554432; expected a whole number from 1 to"):
         extend(source, tmp_path / "more", positions=2**25)
     model_folder().tokenizer.save(tmp_path / "vocabulary")
     with pytest.raises(

@@ -155,7 +155,7 @@ def test_albert_without_its_defaults(tmp_path: Path) -> None:
         ({"num_hidden_groups": 3}, r": config.json requires 3 layers, but the last one has no tensors; use"),
         ({"num_hidden_layers": 2**24}, r": layers is 16777216; expected at most 256 shared layers$"),
         ({"embedding_size": 11}, r"word_embeddings.weight has shape \(60, 10\), but config.json requires \(60, 11\)"),
-        ({"embedding_size": 2.5}, r": embedding_size is 2.5; a whole number"),
+        ({"embedding_size": 2.5}, r": embedding_size is 2.5; expected a whole number"),
     ],
 )
 def test_other_alberts_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -132,11 +132,11 @@ def test_command_refuses_before_the_work(
     ("changes", "message"),
     [
         ({"sequences": 7}, "sequences is 7; expected at least 8"),
-        ({"max_length": 7}, "max_length is 7; at least 8"),
-        ({"resamples": 99}, "resamples is 99; at least 100"),
-        ({"examples": -1}, "examples is -1; at least 0"),
-        ({"effect": 0.0}, "effect is 0.0; a share between 0 and 1"),
-        ({"broad": 1.0}, "broad is 1.0; a share between 0 and 1"),
+        ({"max_length": 7}, "max_length is 7; expected at least 8"),
+        ({"resamples": 99}, "resamples is 99; expected at least 100"),
+        ({"examples": -1}, "examples is -1; expected at least 0"),
+        ({"effect": 0.0}, "effect is 0.0; expected a fraction between 0 and 1"),
+        ({"broad": 1.0}, "broad is 1.0; expected a fraction between 0 and 1"),
         ({"shuffles": 100}, "shuffles is 100, too few for a false_rate of 0.01; expected at least 200"),
     ],
 )

@@ -78,7 +78,7 @@ def test_ids_that_are_no_text(given: list[int], message: str, client: openai.Ope
     ("given", "message"),
     [
         ([[1037]] * 2049, "2049 texts in one request, but at most 2048 are allowed; send fewer"),
-        ([7] * 400_001, "400001 characters in one request, of at most 400000"),
+        ([7] * 400_001, "400001 characters in one request, but at most 400000 are allowed"),
     ],
 )
 def test_ids_are_bounded_before_they_are_looked_up(given: list[Any], message: str, client: openai.OpenAI) -> None:

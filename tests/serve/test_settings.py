@@ -60,8 +60,14 @@ def test_other_hosts_need_a_key(host: str) -> None:
         (["base", "--host", "0.0.0.0"], "host is 0.0.0.0, which other machines can reach; give --key"),
         (["base", "--timeout", 0], "timeout is 0.0; expected more than 0"),
         (["base", "--queue", -1], "queue is -1; expected more than 0"),
-        (["base", "--trust", "https://bert.example"], "--trust 'https://bert.example'; a name such as bert."),
-        (["base", "--trust", "bert.example:443"], "--trust 'bert.example:443'; a name such as bert.example.org"),
+        (
+            ["base", "--trust", "https://bert.example"],
+            "--trust 'https://bert.example'; expected only a host name, such as bert.",
+        ),
+        (
+            ["base", "--trust", "bert.example:443"],
+            "--trust 'bert.example:443'; expected only a host name, such as bert.example.org",
+        ),
         (["base", "--host", "ü..", "--insecure"], "cannot listen on ü..:8000 ("),
         (["base", "--patience", 0], "patience is 0.0; expected more than 0"),
         (["base", "--proposals", 0], "proposals is 0; expected more than 0"),

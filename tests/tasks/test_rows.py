@@ -141,7 +141,7 @@ def test_a_huge_cell_of_parquet_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(files, "LONGEST_LINE", 1000)
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"text": ["one"] * 100 + ["x" * 1001], "label": [0] * 101}), path)
-    with pytest.raises(DataError, match=r"a\.parquet:101: the column 'text' holds 1001 bytes; at most 1000 were"):
+    with pytest.raises(DataError, match=r"a\.parquet:101: the column 'text' holds 1001 bytes; expected at most 1000"):
         triples(read_rows(path, text="text", label="label"))
 
 

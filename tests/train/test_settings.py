@@ -12,11 +12,11 @@ from cloze.train.settings import LoopSettings, PretrainSettings
 WRONG = [
     ({"steps": 0}, "steps is 0; expected at least 1"),
     ({"learning_rate": 0.0}, "learning_rate is 0.0; expected a learning rate such as 1e-4"),
-    ({"learning_rate": float("nan")}, "learning_rate is nan; a "),
-    ({"warmup": 1.0}, "warmup is 1.0; a share of the steps"),
-    ({"weight_decay": -0.1}, "weight_decay is -0.1; a small number"),
-    ({"seed": -1}, "seed is -1; a whole number from 0"),
-    ({"seed": 2**32}, "seed is 4294967296; a whole number from 0"),
+    ({"learning_rate": float("nan")}, "learning_rate is nan; expected a "),
+    ({"warmup": 1.0}, "warmup is 1.0; expected a fraction of the steps"),
+    ({"weight_decay": -0.1}, "weight_decay is -0.1; expected a small number"),
+    ({"seed": -1}, "seed is -1; expected a whole number of at least 0"),
+    ({"seed": 2**32}, "seed is 4294967296; expected a whole number of at least 0"),
     ({"save_every": 0}, "save_every is 0; expected at least 1"),
 ]
 

@@ -80,7 +80,7 @@ class BertConfig:
         if self.embedding_size is None:
             # ALBERT checkpoints always have the projection from the embeddings.
             raise ConfigError(
-                "shared_layers requires embedding_size; set it, for example to the hidden size ({self.hidden_size})"
+                f"shared_layers requires embedding_size; set it, for example to the hidden size ({self.hidden_size})"
             )
         if self.layers > DEEPEST_SHARED:
             raise ConfigError(f"layers is {self.layers}; expected at most {DEEPEST_SHARED} shared layers")

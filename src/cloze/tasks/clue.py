@@ -278,7 +278,7 @@ def _gather(
                 raise
             skipped, problem = skipped + 1, problem or str(error)
     if not good:
-        reason = f"all of its {skipped} rows are bad; the first: {problem}" if skipped else "it has no rows"
+        reason = f"all {skipped} rows are bad; the first: {problem}" if skipped else "it has no rows"
         raise DataError(f"{path}: {reason}")
     return good, skipped
 

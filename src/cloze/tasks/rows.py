@@ -243,7 +243,7 @@ class RowFile:
         if self.problem is None:
             below = " below its header" if isinstance(self.path, Path) else ""
             return DataError(f"{self.path} has no rows{below}; expected at least one")
-        return DataError(f"{self.path}: all of its {self.skipped} rows are bad; the first: {self.problem}")
+        return DataError(f"{self.path}: all {self.skipped} rows are bad; the first: {self.problem}")
 
 
 def read_rows(

@@ -50,7 +50,7 @@ BAD_TABLES = [
     (one_block(b"\x05\x01\x01ab" + bytes(4)), "runs over the end of its block"),
     (one_block(b"\x00\x09\x01ab" + bytes(4)), "runs over the end of its block"),
     (with_handles(b"", (1 << 40, 5)), "a block spans bytes 1099511627776 to 1099511627781, but the file has"),
-    (with_handles(sealed(block([])), *[(0, 8)] * 100), r"blocks of \d+ bytes in a file of"),
+    (with_handles(sealed(block([])), *[(0, 8)] * 100), r"blocks total \d+ bytes, but the file has only"),
     (table([(b"x", sealed(block([HEADER, X]))[:-1] + b"!")]), "wrong checksum of the block at byte 0"),
 ]
 

@@ -659,7 +659,7 @@ def test_work_with_duplicates_goes_on(
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
 def test_share_out_of_bounds_is_refused(share: float) -> None:
-    with pytest.raises(ConfigError, match=f"held_out is {share}; a share from 0 up to, not including, 1"):
+    with pytest.raises(ConfigError, match=f"held_out is {share}; expected a fraction of at least 0 and below 1"):
         PrepareSettings(share)
 
 

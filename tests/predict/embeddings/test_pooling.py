@@ -121,5 +121,5 @@ def test_mean_of_several_layers(pretrained: Model) -> None:
 def test_layers_that_are_not_there(pretrained: Model) -> None:
     with pytest.raises(RequestError, match=r"^no layer was given; -1 is the last, and several are averaged$"):
         pretrained.embed(["a"], layer=())
-    with pytest.raises(RequestError, match=r"^layer 4 of a model with 3; 0 \(embeddings\) to 3, or -1 for the last$"):
+    with pytest.raises(RequestError, match=r"^no layer 4; expected 0 \(embeddings\) to 3, or -1 for the last$"):
         pretrained.embed(["a"], layer=(1, 4))

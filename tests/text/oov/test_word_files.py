@@ -70,7 +70,7 @@ WORDS, ENTITIES, SIMILAR = read_word_list, read_entities, read_similar_character
         (WORDS, "w.txt", b"a\n\xff\n", r"w.txt:2: byte 1 \(0xff\) is not UTF-8"),
         (WORDS, "w.txt", b"a\nb\x00\n", r"w.txt:2: a NUL character at byte 2"),
         (ENTITIES, "m.tsv", b"\n", r"m.tsv: contains no entities; expected a surface form, a tab and words per line$"),
-        (ENTITIES, "m.tsv", b"surface\twords\n", r"m.tsv: no entity in it"),
+        (ENTITIES, "m.tsv", b"surface\twords\n", r"m.tsv: contains no entities"),
         (
             ENTITIES,
             "m.tsv",

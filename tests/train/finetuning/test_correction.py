@@ -196,7 +196,9 @@ def test_invalid_input_is_rejected(base: Path, rows: Path, tmp_path: Path) -> No
         assert not (tmp_path / "run").exists()
 
     refused("^adapter is 'lora', which training for correction does not support; leave", ConfigError, adapter="lora")
-    refused(r"^max_length is 5000, but the model accepts at most \d+ tokens; use that", ConfigError, max_length=5000)
+    refused(
+        r"^max_length is 5000, but the model accepts at most \d+ tokens; use at most that", ConfigError, max_length=5000
+    )
     clean = write_rows(tmp_path / "clean.jsonl", [("a", "a")] * 30)
     refused("clean.jsonl: no row has a mistake; expected texts with mistakes", DataError, clean)
     few = write_rows(tmp_path / "few.jsonl", [("a", "b")] * 3)

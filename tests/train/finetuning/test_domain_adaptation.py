@@ -225,7 +225,7 @@ def test_test_rows_of_own_files_must_not_be_read_either(base: Path, tmp_path: Pa
     with pytest.raises(DataError, match=rf"1 evaluation rows occur .*{own}:4"):
         asked(test=own, adaptation=QUICK)
     with pytest.raises(
-        ConfigError, match=r"test is .*test\.csv, but with overlap='allow' .* disables the check for overlaps"
+        ConfigError, match=r"test is .*test\.csv, but overlap='allow' .* disables the check for overlaps"
     ):
         asked(test=own, adaptation=replace(QUICK, overlap="allow"))
     assert not (tmp_path / "run").exists()

@@ -319,8 +319,8 @@ def test_all_cells_compute_in_the_numbers_that_were_chosen_first(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seeds": 0}, "seeds is 0; at least 1"),
-        ({"folds": 1}, "folds is 1; at least 2"),
+        ({"seeds": 0}, "seeds is 0; expected at least 1"),
+        ({"folds": 1}, "folds is 1; expected at least 2"),
         ({"folds": 2, "grid": True}, "folds cannot be combined with a grid or seeds"),
     ],
 )

@@ -277,7 +277,7 @@ def test_what_is_refused(base: Path, text: Path, tmp_path: Path) -> None:
     refused("^adapter is 'lora', which training for similarity does not support; leave it out$", adapter="lora")
     refused("^calibrate is True, which training for similarity does not support; leave it out$", calibrate=True)
     refused(r"^patience is 2, but early stopping needs a dev \(--dev\) file of scored or matching pairs$", patience=2)
-    refused(r"^max_length is 5000, but the model accepts at most \d+ tokens; use that", max_length=5000)
+    refused(r"^max_length is 5000, but the model accepts at most \d+ tokens; use at most that", max_length=5000)
     refused(r"^dropout is 0, so both encodings of a text would be equal; use 0.1, or rows with pairs$", dropout=0.0)
     refused("^unknown pooling 'clss'; did you mean 'cls'", similarity=SimilaritySettings(vectors="clss"))
     contents = load_folder(base)

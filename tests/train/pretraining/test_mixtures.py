@@ -223,7 +223,7 @@ def test_an_extension_equals_a_longer_run(data: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_extended_is_refused(data: Path, finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no run of cloze pretrain"):
+    with pytest.raises(ConfigError, match="is not a run of cloze pretrain"):
         pretrain(data, tmp_path / "a", extend=tmp_path, settings=MIXED)
     linear = pretrain(data, tmp_path / "linear", settings=replace(MIXED, schedule="linear", steps=2))
     with pytest.raises(ConfigError, match="has the schedule linear, whose learning rate falls from the start"):

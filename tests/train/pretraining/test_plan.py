@@ -160,7 +160,7 @@ def test_excess_memory_is_reported_by_plan_and_rejected_by_pretrain(
     progress = Silent()
     monkeypatch.setattr(progress, "say", messages.append)
     plan(data, settings=LARGE, progress=progress)
-    assert any("but 30 MB are available here (a made limit); --accumulate" in line for line in messages)
+    assert any("but 30 MB is available here (a made limit); reduce it with --accumulate" in line for line in messages)
     message = (
         r"a step of 64 sequences of 24 tokens in 1 parts \(parameters and moments \d+ MB, states \d+ MB\) needs "
         r"about \d+ MB of memory, but 30 MB is available \(a made limit\); use a smaller --batch-size, more parts "

@@ -300,7 +300,7 @@ def _gather(
             continue
         rows[row.id] = row
     if not rows:
-        why = f"all of its {skipped} questions are bad; the first: {problem}" if skipped else "it has no question"
+        why = f"all {skipped} questions are bad; the first: {problem}" if skipped else "it has no question"
         raise DataError(f"{path}: {why}")
     return Questions(list(rows.values()), skipped)
 

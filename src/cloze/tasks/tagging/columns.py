@@ -100,7 +100,7 @@ def read_column_parts(path: Path, count: int, *, whole: bool, word: int = 1) -> 
 
 
 def _nothing(path: Path, reader: "_ColumnReader") -> DataError:
-    reason = f"all of its {reader.skipped} sentences are bad; the first: {reader.problem}" if reader.skipped else ""
+    reason = f"all {reader.skipped} sentences are bad; the first: {reader.problem}" if reader.skipped else ""
     return DataError(f"{path}: {reason or 'contains no sentences; expected a word and its tag per line'}")
 
 

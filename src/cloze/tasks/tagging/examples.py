@@ -192,7 +192,7 @@ def read_word_lists(path: TableSource, *, text: str, label: str | None, on_bad_r
                     raise
                 skipped, problem = skipped + 1, problem or str(error)
     if not sentences:
-        reason = f"all of its {skipped} rows are bad; the first: {problem}" if skipped else "no rows; expected some"
+        reason = f"all {skipped} rows are bad; the first: {problem}" if skipped else "no rows; expected some"
         raise DataError(f"{path}: {reason}")
     return Sentences(sentences, skipped=skipped)
 
