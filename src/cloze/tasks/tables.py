@@ -307,8 +307,8 @@ def _check_cells(batch: Any, path: Path, first: int) -> None:
             size = _cell_size(cell)
             if size > files.LONGEST_LINE:
                 raise DataError(
-                    f"{path}:{number}: the column {name!r} holds {size} bytes; at most {files.LONGEST_LINE} were "
-                    "expected: shorten the text, or leave out the row"
+                    f"{path}:{number}: the column {name!r} holds {size} bytes; expected at most "
+                    f"{files.LONGEST_LINE}: shorten the text, or leave out the row"
                 )
 
 

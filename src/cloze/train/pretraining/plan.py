@@ -205,7 +205,7 @@ def _report_shortage(peak: int, device: torch.device, progress: Progress) -> Non
     available = available_memory()
     if device.type == "cpu" and available is not None and peak > available.size + resident_memory():
         progress.say(
-            f"the run needs {format_bytes(peak)}, but {format_bytes(available.size)} are available here "
+            f"the run needs {format_bytes(peak)}, but {format_bytes(available.size)} is available here "
             f"({available.limit}); reduce it with --accumulate, --checkpointing or a smaller --batch-size"
         )
 
