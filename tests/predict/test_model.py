@@ -155,7 +155,7 @@ def test_hidden_equals_transformers(texts: tuple[str, str | None], pretrained: M
 
 @pytest.mark.parametrize("layer", [4, -5])
 def test_layers_that_are_not_there(layer: int, pretrained: Model) -> None:
-    message = rf"^layer {layer} of a model with 3; 0 \(embeddings\) to 3, or -1 for the last$"
+    message = rf"^no layer {layer}; expected 0 \(embeddings\) to 3, or -1 for the last$"
     with pytest.raises(RequestError, match=message):
         pretrained.hidden(TEXT, layer=layer)
     with pytest.raises(RequestError, match=message):

@@ -76,7 +76,7 @@ def test_chinese_bert_index_opens_without_its_data() -> None:
     assert bundle.parameter_count() == 102_882_442
     assert bundle.entries["bert/embeddings/word_embeddings"].shape == (21128, 768)
     assert max(entry.offset + entry.size for entry in bundle.entries.values()) == 411_529_768
-    with pytest.raises(CheckpointError, match=r"data-00000-of-00001: no such file, but 'cls/.*' lies in it"):
+    with pytest.raises(CheckpointError, match=r"data-00000-of-00001: no such file, but it should contain 'cls/.*'"):
         bundle.tensor("cls/predictions/output_bias")
 
 

@@ -61,7 +61,7 @@ def test_every_step_is_compared_and_the_direct_model_stays_within_noise(base: Pa
     assert starts["domain-task"]["model"] == str(run / "domain")
     again = Listener()
     adapt(source, [domain], base, run, adaptation=QUICK, settings=FAST, progress=again)
-    assert any("finished already" in line for line in again.said)
+    assert any("already finished" in line for line in again.said)
 
 
 def test_a_start_is_kept_for_a_gain_beyond_noise() -> None:

@@ -70,7 +70,7 @@ def test_a_run_is_resumed_with_the_same_rows_only(base: Path, tmp_path: Path) ->
     first = cloze.finetune("classify", train=pd.DataFrame(COLUMNS), **call)
     before = weights_of(first)
     again = cloze.finetune("classify", train=pl.DataFrame(COLUMNS), **call)
-    assert "finished already" in listener.said[-1]
+    assert "already finished" in listener.said[-1]
     assert weights_of(again) == before
     with pytest.raises(ConfigError, match=r"data was '40 rows in memory \(\w+\)' and is now '39 rows in memory"):
         cloze.finetune("classify", train=ROWS[:39], **call)
