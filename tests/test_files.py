@@ -19,8 +19,8 @@ from cloze.errors import ClozeError, ConfigError
 from cloze.files import replaced_file, replaced_folder, scratch_folder, write_json
 from cloze.locks import command_locks, hold_target, is_ours, only_writer, sweep, target_name
 
-BUSY = "another process is writing to {}; wait for it to end, or choose another place$"
-# Process that holds a target until its standard input ends; it may write before that, and be killed while writing.
+BUSY = "another process is writing to {}; wait for it to end, or choose another location$"
+# Another process that holds a target until its standard input ends; it may write first, and be killed by that.
 HOLDER = """
 import os, signal, sys
 from pathlib import Path

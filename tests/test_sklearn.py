@@ -192,7 +192,7 @@ def test_bad_input_is_refused(model: str, texts: Any, labels: Any, message: str)
 
 
 def test_bad_parameters_and_missing_fit_are_refused(model: str) -> None:
-    with pytest.raises(ConfigError, match="epochs is 'x'; a whole number or None was expected"):
+    with pytest.raises(ConfigError, match="epochs is 'x'; expected a whole number or None"):
         TextClassifier(model, epochs="x").fit(TEXTS, LABELS)  # type: ignore[arg-type]
     for estimator in (TextClassifier(model), TextRegressor(model)):
         with pytest.raises(NotFittedError):

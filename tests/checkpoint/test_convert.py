@@ -169,12 +169,12 @@ def test_places_of_others_are_refused(words: Path, tmp_path: Path) -> None:
     source = saved(model_folder(), tmp_path / "model")
     model_folder().tokenizer.save(tmp_path / "vocabulary")
     place = thesis(tmp_path / "thesis")
-    with pytest.raises(CheckpointError, match=r"thesis: exists and is not a model folder; choose another place$"):
+    with pytest.raises(CheckpointError, match=r"thesis: exists and is not a model folder; choose another location$"):
         extend(source, place, words=words)
     mixed = shutil.copytree(tmp_path / "vocabulary", tmp_path / "mixed")
     (mixed / "chapter.txt").write_text("years", encoding="utf-8")
     for other in (place, mixed, source, place / "chapter.txt"):
-        with pytest.raises(CheckpointError, match=r"exists and is not a vocabulary's folder; choose another --out$"):
+        with pytest.raises(CheckpointError, match=r"exists and is not a vocabulary folder; choose another --out$"):
             extend(tmp_path / "vocabulary", other, words=words)
     assert (mixed / "chapter.txt").read_text(encoding="utf-8") == "years"
 
@@ -325,11 +325,13 @@ def test_card_mentions_the_new_length(start: WordStart, begun: str, tmp_path: Pa
 
 def test_reach_that_cannot_be(tmp_path: Path) -> None:
     source = saved(model_folder(["mlm"]), tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"^positions is 16, but the model has 32 already; they can be added, not"):
+    with pytest.raises(
+        ConfigError, match=r"^positions is 16, but the model already has 32; they can only be added, not"
+    ):
         extend(source, tmp_path / "more", positions=16)
-    with pytest.raises(ConfigError, match=r"^segments is 1, but the model has 2 already; they can be added, not"):
+    with pytest.raises(ConfigError, match=r"^segments is 1, but the model already has 2; they can only be added, not"):
         extend(source, tmp_path / "more", segments=1)
-    with pytest.raises(ConfigError, match=r"^positions is 33554432; a whole number from 1 to"):
+    with pytest.raises(ConfigError, match=r"^positions is 33554432; expected a whole number from 1 to"):
         extend(source, tmp_path / "more", positions=2**25)
     model_folder().tokenizer.save(tmp_path / "vocabulary")
     with pytest.raises(

@@ -162,7 +162,7 @@ def test_archives_of_hfl(folder: Path) -> None:
     assert (loaded.notes, loaded.tokenizer.lowercase) == ((), True)
     assert weights_fingerprint(archive)
     before = sorted(path.name for path in archive.iterdir())
-    with pytest.raises(CheckpointError, match="exists and is not a model folder; choose another place"):
+    with pytest.raises(CheckpointError, match="exists and is not a model folder; choose another location"):
         save_folder(loaded, archive)
     assert sorted(path.name for path in archive.iterdir()) == before
 

@@ -50,7 +50,7 @@ def test_a_limit_of_memory_below_that_of_the_libraries_is_refused(run: Cloze, mo
     result = run("doctor")
     assert result.code == 2
     assert result.complaint == (
-        "ulimit -v is 512000 kB, but PyTorch and the other libraries alone map up to 921600 kB; raise it"
+        "ulimit -v is 512000 kB, but PyTorch and the other libraries alone map up to 921600 kB; raise the limit"
     )
     assert "map up to 1331200 kB" in run("pretrain", "data", "--out", "run").complaint
 

@@ -125,7 +125,7 @@ def test_suites_show_the_settings_of_all_their_tasks(run: Cloze) -> None:
     shown = flags_shown(run("finetune", "glue", "--help").out)
     assert "seeds" in shown
     assert not {"dev", "folds", "context", "class-weights"} & shown  # the labels of STS-B are numbers
-    assert run("evaluate", "glue", "--help").complaint == "glue is several tasks; name one of them"
+    assert run("evaluate", "glue", "--help").complaint == "glue is a suite of several tasks; name one of them"
 
 
 def test_evaluation_on_masked_words_has_flags_of_its_own(run: Cloze) -> None:

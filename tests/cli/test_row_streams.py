@@ -271,7 +271,7 @@ def test_columns_with_a_bad_line(run: Cloze, folders: dict[str, Path], tmp_path:
     words = ("tag", "--input", source, "--model", folders["tag"], "--output", output)
     assert f"error: {source}:2: 1 columns, but the lines before have 2" in run(*words).err
     source.write_text("\n\n", encoding="utf-8")
-    assert f"error: {source}: no sentence in it; expected a word and its tag per line\n" in run(*words).err
+    assert f"error: {source}: contains no sentences; expected a word and its tag per line\n" in run(*words).err
 
 
 def test_the_input_is_not_overwritten(run: Cloze, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -279,4 +279,4 @@ def test_the_input_is_not_overwritten(run: Cloze, folders: dict[str, Path], tmp_
     source.write_text('{"text": "the cat"}\n', encoding="utf-8")
     for command in ("correct", "tag"):
         printed = run(command, "--input", source, "--model", folders[command], "--output", source).err
-        assert f"error: --output {source}: this is the --input itself; choose another place\n" in printed
+        assert f"error: --output {source}: this is the --input itself; choose another location\n" in printed

@@ -264,6 +264,6 @@ def test_long_words_that_cannot_fill_the_budget_are_no_fault() -> None:
 
 
 def test_number_of_tokens_that_makes_no_sense_is_refused(corpus: Corpus) -> None:
-    with pytest.raises(ConfigError, match="tokens is 0; at least 1 was expected"):
+    with pytest.raises(ConfigError, match="tokens is 0; expected at least 1"):
         audit(make_batches(corpus), 0)
     assert named(audit(make_batches(corpus), 1))["tokens built per second"].measured < inf

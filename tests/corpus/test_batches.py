@@ -141,7 +141,7 @@ def test_parts_together_are_the_whole(objective: Objective, masking: Masking) ->
 def test_parts_that_cannot_be_are_refused() -> None:
     for part, parts in ((2, 2), (-1, 2), (0, 9), (0, 0)):
         with pytest.raises(
-            ConfigError, match=f"part {part} of {parts} of a batch of 8; expected parts of at least a sequence"
+            ConfigError, match=f"part {part} of {parts} of a batch of 8; expected parts of at least one sequence"
         ):
             make_batches().at(0, part, parts)
 
@@ -240,9 +240,7 @@ def test_too_little_text_is_reported_with_advice(objective: Objective) -> None:
 
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match="batch_size is 0; at least 1 was expected"):
+    with pytest.raises(ConfigError, match="batch_size is 0; expected at least 1"):
         make_batches(batch=0)
-    with pytest.raises(
-        ConfigError, match="static is -1; a number of variants was expected, or 0 for new ones each epoch"
-    ):
+    with pytest.raises(ConfigError, match="static is -1; expected a number of variants, or 0 for new ones each epoch"):
         make_batches(static=-1)

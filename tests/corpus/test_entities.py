@@ -96,5 +96,5 @@ def test_entities_that_nobody_can_read_are_told(reader: Tokenizer, tmp_path: Pat
     with pytest.raises(DataError, match=r"entities\.txt: the vocabulary can encode none of its 2 entities; use other"):
         read_entity_table(path, reader)
     path.write_text("\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"entities\.txt: no word in it"):
+    with pytest.raises(DataError, match=r"entities\.txt: contains no words"):
         read_entity_table(path, reader)

@@ -193,7 +193,7 @@ def test_length_without_room_for_a_pair_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["short_share", "random_share"])
 def test_share_of_examples_out_of_bounds_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} is 1\.5; a share from 0 to 1 was expected"):
+    with pytest.raises(ConfigError, match=rf"{name} is 1\.5; expected a fraction from 0 to 1"):
         ExampleSettings(**{name: 1.5})  # type: ignore[arg-type]
 
 

@@ -81,7 +81,7 @@ def test_neither_rare_nor_special_words_are_learned() -> None:
 def test_too_little_text_to_learn_from_is_told() -> None:
     for corpus in (Corpus.from_documents([]), make_text(1)):
         with pytest.raises(
-            DataError, match=r"has 0 words that occur 20 times, .* use more text, or name a file with --sim"
+            DataError, match=r"has 0 words that occur 20 times, .* use more text, or give a file with --sim"
         ):
             learn_similar_table(corpus, TOKENIZER, seed=0)
 

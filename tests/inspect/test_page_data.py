@@ -246,7 +246,7 @@ def invalid_facts(change: str) -> dict[str, Any]:
     [
         ("missing", "5 heads, but the model has 3 layers of 2; give the heads.json that 'cloze heads' wrote"),
         ("none", "0 heads, but the model has 3 layers of 2"),
-        ("form", r"a head has another format than 'cloze heads' writes \('scores'\); write the file again"),
+        ("form", r"a head does not have the format that 'cloze heads' writes \('scores'\); write the file again"),
         ("label", "unknown label '<b>'; the labels are next, previous"),
         ("number", "a figure of layer 1, head 1 is not a number; write the file again"),
     ],
@@ -259,7 +259,7 @@ def test_bad_surveys_are_refused(change: str, message: str, tmp_path: Path) -> N
 
 def test_tokens_and_weights_must_fit() -> None:
     attention = steered("next")
-    with pytest.raises(ClozeError, match="7 tokens, weights of 8; one row per token was expected"):
+    with pytest.raises(ClozeError, match="7 tokens, but weights for 8; expected one row per token"):
         view_from_weights(replace(attention, tokens=attention.tokens[1:]))
 
 

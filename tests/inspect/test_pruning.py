@@ -162,7 +162,7 @@ def test_gain_of_removing_each_head() -> None:
     with model.without_heads([(1, 0)]):
         removed = evaluated(model, rows)
     assert gains[1, 0] == removed.gain_over(evaluated(model, rows))
-    with pytest.raises(RequestError, match="the evaluation has no scores of rows; evaluate the model on labelled rows"):
+    with pytest.raises(RequestError, match="the evaluation has no scores per row; evaluate the model on labelled rows"):
         removal_gains(model, lambda: replace(evaluated(model, rows), rows=None))
 
 

@@ -113,7 +113,7 @@ def test_pairs_are_neighbours_and_no_sentence_is_in_two() -> None:
 
 
 def test_too_little_text() -> None:
-    with pytest.raises(DataError, match=r"4 sequences of 6 tokens .* at least 8 were expected, .* give more text"):
+    with pytest.raises(DataError, match=r"4 sequences of 6 tokens .* expected at least 8, .* give more text"):
         survey_heads(made_model(Bert.fresh(SMALL)), [*made_documents(documents=1), ["the cat."]], QUICK)
 
 

@@ -188,5 +188,5 @@ def test_adapters_cannot_be_merged() -> None:
     bert = random_bert(SMALL, ["sequence"])
     assert without_attachment(bert) is bert
     attach(bert, HOULSBY, seed=0)
-    with pytest.raises(ConfigError, match="a model with a houlsby adapter is no plain BERT and cannot be merged"):
+    with pytest.raises(ConfigError, match="a houlsby adapter, unlike lora, cannot be merged"):
         without_attachment(bert)

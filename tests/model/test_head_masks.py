@@ -115,7 +115,7 @@ def test_shared_layers_are_gated_separately_and_not_pruned() -> None:
             found.append(last(bert))
     assert all((one - whole).abs().max() > 1e-3 for one in found)
     assert (found[0] - found[1]).abs().max() > 1e-3
-    with pytest.raises(ConfigError, match="the layers of this model are one and the same"):
+    with pytest.raises(ConfigError, match="the layers of this model share their weights"):
         prune_heads(bert, [(0, 0)])
 
 

@@ -225,9 +225,9 @@ def test_results_have_the_common_format() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"threshold": 1.5}, r"^threshold is 1.5; a number from 0 to 1 was expected$"),
-        ({"mistakes": 0.0}, r"^mistakes is 0.0; a share above 0 and below 1 was expected$"),
-        ({"reading": "masked"}, r"^reading is 'masked'; hidden or seen was expected$"),
+        ({"threshold": 1.5}, r"^threshold is 1.5; expected a number from 0 to 1$"),
+        ({"mistakes": 0.0}, r"^mistakes is 0.0; expected a fraction above 0 and below 1$"),
+        ({"reading": "masked"}, r"^reading is 'masked'; expected hidden or seen$"),
     ],
 )
 def test_settings_that_cannot_be(changes: dict[str, object], message: str) -> None:
@@ -236,7 +236,7 @@ def test_settings_that_cannot_be(changes: dict[str, object], message: str) -> No
 
 
 def test_invalid_input_is_rejected(english: Model, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"^one text was given where a list of texts was expected"):
+    with pytest.raises(RequestError, match=r"^expected a list of texts, got a single text"):
         english.correct("the cat")
     with pytest.raises(RequestError, match="no 'mlm' head"):
         Model(model_folder()).correct(["the cat"])

@@ -92,9 +92,9 @@ def test_no_blank_is_filled_with_a_blank(model: Model) -> None:
 
 
 def test_invalid_input_is_rejected(model: Model) -> None:
-    with pytest.raises(RequestError, match=r"^rounds is -1; at least 0 was expected \(0: predict no blank again\)$"):
+    with pytest.raises(RequestError, match=r"^rounds is -1; expected at least 0 \(0: predict no blank again\)$"):
         model.fill_together("[MASK]", rounds=-1)
-    with pytest.raises(RequestError, match=r"^top is 0; at least 1 was expected$"):
+    with pytest.raises(RequestError, match=r"^top is 0; expected at least 1$"):
         model.fill_together("[MASK]", top=0)
     with pytest.raises(RequestError, match=r"^no \[MASK\] in 'the pole'"):
         model.fill_together("the pole")

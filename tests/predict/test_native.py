@@ -166,7 +166,7 @@ def test_positions_that_would_write_beyond_the_states_are_refused(places: list[i
     _, call = layers(CONFIG, native=True)
     assert call is not None
     states = torch.randn(25, CONFIG.hidden_size)
-    with torch.inference_mode(), pytest.raises(ValueError, match="unique positions below 25 were expected"):
+    with torch.inference_mode(), pytest.raises(ValueError, match="expected unique positions below 25"):
         call(states, [(5, 5)], torch.tensor(places), False)
 
 

@@ -78,7 +78,11 @@ def test_nothing_to_answer() -> None:
 
 
 def test_the_other_kind_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"^this model was not trained to regress; its head does: classify$"):
+    with pytest.raises(
+        RequestError, match=r"^this model was not trained to regress; its head was trained for: classify$"
+    ):
         LABELLER.regress(TEXTS)
-    with pytest.raises(RequestError, match=r"^this model was not trained to classify; its head does: regress$"):
+    with pytest.raises(
+        RequestError, match=r"^this model was not trained to classify; its head was trained for: regress$"
+    ):
         REGRESSOR.classify(TEXTS)

@@ -150,7 +150,7 @@ def test_overload_is_reported_with_a_retry_time(batcher: Batcher, machine: Machi
         time.sleep(0.001)
     batcher.submit(job(*range(20, 1020)))
     with pytest.raises(
-        OverloadedError, match="1000 tokens wait for model 'made', of at most 1000; try again in"
+        OverloadedError, match="1000 tokens wait for model 'made', but at most 1000 are allowed; try again in"
     ) as refusal:
         batcher.submit(job(1))
     assert refusal.value.retry_after is not None
@@ -172,7 +172,9 @@ def test_jobs_that_would_wait_too_long_are_rejected_immediately(machine: Machine
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, patience=patience)
     batcher.submit(job(1, 2, 3, 4, 5))
     batcher.submit(job(*range(20, 60)))  # a job's own size is irrelevant: only five tokens wait before it
-    with pytest.raises(OverloadedError, match=r"^45 tokens wait for model 'made', of at most 10; try again in 1 s$"):
+    with pytest.raises(
+        OverloadedError, match=r"^45 tokens wait for model 'made', but at most 10 are allowed; try again in 1 s$"
+    ):
         batcher.submit(job(1))
     batcher.start()
     batcher.drain(10)
@@ -191,7 +193,9 @@ def test_a_running_long_job_counts_as_one_turn(machine: Machine, metrics: Metric
         assert batcher.ahead() == ahead  # one turn is two batches
         assert batcher.ahead("another", 7) == min(ahead, 7)
         if ahead:
-            with pytest.raises(OverloadedError, match=r"^201 tokens wait for model 'made', of at most \d+; try again"):
+            with pytest.raises(
+                OverloadedError, match=r"^201 tokens wait for model 'made', but at most \d+ are allowed; try again"
+            ):
                 batcher.submit(job(1))
         machine.go.set()
         long.future.result(10)

@@ -77,8 +77,8 @@ def test_ids_that_are_no_text(given: list[int], message: str, client: openai.Ope
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([[1037]] * 2049, "2049 texts in one request, of at most 2048; send fewer"),
-        ([7] * 400_001, "400001 characters in one request, of at most 400000"),
+        ([[1037]] * 2049, "2049 texts in one request, but at most 2048 are allowed; send fewer"),
+        ([7] * 400_001, "400001 characters in one request, but at most 400000 are allowed"),
     ],
 )
 def test_ids_are_bounded_before_they_are_looked_up(given: list[Any], message: str, client: openai.OpenAI) -> None:
@@ -121,7 +121,7 @@ def test_bert_as_service(address: str, minilm: Model) -> None:
     assert error_of(send_request(texts=[], is_tokenized=False)) == (
         400,
         "no_text",
-        "there is no text; give at least one",
+        "no text was given; send at least one",
     )
-    message = "is_tokenized goes with lists of tokens, and only with them"
+    message = "is_tokenized must be true for lists of tokens, and only for them"
     assert error_of(send_request(texts=["a"], is_tokenized=True)) == (400, "is_tokenized", message)

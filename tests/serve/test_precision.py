@@ -181,8 +181,8 @@ def test_model_that_int8_changes_too_much(
         model, chosen = load_for_service(str(folder), paragraphs=paragraphs)
         assert model.precision == chosen.name == ("bf16" if bf16 else "fp32")
         assert chosen.reason == (
-            f"as int8 changes the vectors too much: least cosine {chosen.least_cosine:.4f} to fp32, at least 0.9999999 "
-            f"was expected ({origin}); --precision int8 selects it anyway"
+            f"as int8 changes the vectors too much: least cosine {chosen.least_cosine:.4f} to fp32, "
+            f"expected at least 0.9999999 ({origin}); --precision int8 selects it anyway"
         )
         if not bf16:
             np.testing.assert_array_equal(model.embed(TEXTS), expected)

@@ -105,8 +105,8 @@ def test_several_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("bert_config.json", r"bert_config.json: cannot be read \(No such file or directory\)"),
-        ("vocab.txt", "google: neither tokenizer.json nor vocab.txt; a model folder needs one of them"),
-        ("bert_model.ckpt.data-00000-of-00001", "data-00000-of-00001: no such file, but '.*' lies in it"),
+        ("vocab.txt", "google: contains neither tokenizer.json nor vocab.txt; a model folder needs one of them"),
+        ("bert_model.ckpt.data-00000-of-00001", "data-00000-of-00001: no such file, but it should contain '.*'"),
     ],
 )
 def test_missing_files(name: str, message: str, checkpoint: Path, tmp_path: Path) -> None:

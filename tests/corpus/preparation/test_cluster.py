@@ -151,10 +151,10 @@ def test_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"workers": 0}, "workers is 0; at least 1 was expected"),
-        ({"memory": 0}, "memory is 0; at least 1 gigabyte was expected"),
+        ({"workers": 0}, "workers is 0; expected at least 1"),
+        ({"memory": 0}, "memory is 0; expected at least 1 gigabyte"),
         ({"engine": "slurm"}, "engine is slurm, but partition is missing; 'sinfo' lists the partitions of the cluster"),
-        ({"sbatch": ("account",)}, "sbatch is 'account'; name=value was expected, as in account=physics"),
+        ({"sbatch": ("account",)}, "sbatch is 'account'; expected name=value, as in account=physics"),
     ],
 )
 def test_impossible_engines_are_refused(settings: dict[str, object], message: str) -> None:

@@ -239,4 +239,4 @@ def test_command_tells_of_mistakes(folder: Path, tmp_path: Path, run: Cloze) -> 
     assert "this is a folder" in done.complaint
     done = run("inspect", "the", "--model", folder, "--out", tmp_path / "x.html", "--heads", tmp_path / "no.json")
     assert done.code == 2
-    assert "no.json: is not a file that cloze heads wrote" in done.complaint
+    assert "no.json: was not written by 'cloze heads'" in done.complaint

@@ -115,7 +115,7 @@ def test_single_file_is_parted_not_scored_on_itself(tmp_path: Path) -> None:
 def test_missing_files_are_told(tmp_path: Path) -> None:
     assert complaint("squad", tmp_path, "dev").endswith(
         "has no dev-v1.1.json (nor .gz, .xz, .zst of it); expected squad as published, "
-        "or name a file, and another as dev (--dev)"
+        "or one file as the data and another as dev (--dev)"
     )
     assert complaint("squad", tmp_path, "test").endswith("squad has no split 'test'; choose one of: train, dev")
     assert "does not exist" in complaint("squad", tmp_path / "nowhere.json")
@@ -203,7 +203,7 @@ def test_answers_that_stand_nowhere(tmp_path: Path) -> None:
             as_squad([{**QAS[0], "answers": [{"text": "a", "answer_start": "x"}]}]),
             "a.json:q1: 'answer_start' is 'x'; expected the number of characters before the answer",
         ),
-        (as_squad([QAS[0], QAS[0]]), "a.json:q1: another question has the id 'q1'; give each its own"),
+        (as_squad([QAS[0], QAS[0]]), "a.json:q1: another question has the id 'q1'; give each question a unique id"),
         (as_squad([]), "a.json: it has no question"),
     ],
 )

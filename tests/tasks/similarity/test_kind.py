@@ -108,9 +108,9 @@ def test_evaluate_scores_the_vectors_of_any_model(tmp_path: Path) -> None:
     near = (firsts * seconds).sum(1) / (np.linalg.norm(firsts, axis=1) * np.linalg.norm(seconds, axis=1))
     assert found.metrics["auc"] == pytest.approx(roc_auc_score([1, 0, 0], near))
     assert found.results()["rows"] == 3
-    with pytest.raises(RequestError, match="files of your own have no split 'test'"):
+    with pytest.raises(RequestError, match="your own files have no split 'test'"):
         evaluate(folder, source, split="test")
-    with pytest.raises(RequestError, match="longest is 3, which is for answers in texts"):
+    with pytest.raises(RequestError, match="longest is 3, which only applies to answers in texts"):
         evaluate(folder, source, longest=3)
 
 

@@ -115,7 +115,7 @@ def test_same_entity_twice_is_one() -> None:
         ("[MASK]", r"^list:2: '\[MASK\]' is a special or reserved entry; use ordinary words$"),
         ("[unused3]", r"^list:2: '\[unused3\]' is a special or reserved entry"),
         ("[UNUSED3]", r"^list:2: '\[UNUSED3\]' is a special or reserved entry"),
-        ("x" * 101, r"^list:2: 'x{50}' has 101 characters; at most 100 were expected$"),
+        ("x" * 101, r"^list:2: 'x{50}' has 101 characters; expected at most 100$"),
     ],
 )
 def test_refused_words(word: str, message: str) -> None:

@@ -61,7 +61,7 @@ def test_every_step_is_compared_and_the_direct_model_stays_within_noise(base: Pa
     assert starts["domain-task"]["model"] == str(run / "domain")
     again = Listener()
     adapt(source, [domain], base, run, adaptation=QUICK, settings=FAST, progress=again)
-    assert any("finished already" in line for line in again.said)
+    assert any("already finished" in line for line in again.said)
 
 
 def test_a_start_is_kept_for_a_gain_beyond_noise() -> None:
@@ -163,7 +163,7 @@ def test_training_rows_that_hold_what_is_scored_are_not_read(base: Path, tmp_pat
 def test_what_fine_tuning_refuses_is_refused_before_anything_is_read(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     domain = write_domain(tmp_path / "domain.txt")
-    with pytest.raises(ConfigError, match="stride is for answers in long contexts"):
+    with pytest.raises(ConfigError, match="stride only applies to answers in long contexts"):
         adapt(source, [domain], base, tmp_path / "run", adaptation=QUICK, settings=replace(FAST, stride=8))
     assert not (tmp_path / "run").exists()
 
@@ -224,7 +224,9 @@ def test_test_rows_of_own_files_must_not_be_read_either(base: Path, tmp_path: Pa
     asked = partial(adapt, source, [domain], base, tmp_path / "run", settings=FAST)
     with pytest.raises(DataError, match=rf"1 evaluation rows occur .*{own}:4"):
         asked(test=own, adaptation=QUICK)
-    with pytest.raises(ConfigError, match=r"test is .*test\.csv, but with overlap='allow' .* no overlap is looked for"):
+    with pytest.raises(
+        ConfigError, match=r"test is .*test\.csv, but overlap='allow' .* disables the check for overlaps"
+    ):
         asked(test=own, adaptation=replace(QUICK, overlap="allow"))
     assert not (tmp_path / "run").exists()
     run = asked(test=own, adaptation=replace(QUICK, overlap="drop", seeds=1))

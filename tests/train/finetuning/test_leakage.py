@@ -67,7 +67,7 @@ def test_documents_with_such_rows_are_left_out(text: Path, tmp_path: Path) -> No
 
 def test_nothing_left_is_no_text(text: Path, tmp_path: Path) -> None:
     rows = [("a:1", [line]) for line in TEXT.split("\n\n")]
-    with pytest.raises(DataError, match=r"occur in every document to adapt on \(3\); none is left"):
+    with pytest.raises(DataError, match=r"occur in every document to adapt on \(3\); no documents are left"):
         write_without_overlap([text], rows, tmp_path / "kept.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 

@@ -319,9 +319,9 @@ def test_all_cells_compute_in_the_numbers_that_were_chosen_first(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seeds": 0}, "seeds is 0; at least 1"),
-        ({"folds": 1}, "folds is 1; at least 2"),
-        ({"folds": 2, "grid": True}, "folds stand alone"),
+        ({"seeds": 0}, "seeds is 0; expected at least 1"),
+        ({"folds": 1}, "folds is 1; expected at least 2"),
+        ({"folds": 2, "grid": True}, "folds cannot be combined with a grid or seeds"),
     ],
 )
 def test_impossible_searches_are_refused(options: dict[str, int], message: str) -> None:
@@ -335,7 +335,7 @@ def test_folds_need_rows_and_no_dev_set(base: Path, source: Source, tmp_path: Pa
     few = Source("classify", write(tmp_path / "few.csv", make_rows(4)))
     with pytest.raises(ConfigError, match="4 rows cannot be split into 5 folds"):
         search(few, base, tmp_path / "few", settings=FAST, search_settings=SearchSettings(folds=5))
-    with pytest.raises(ConfigError, match="context is for tagging"):
+    with pytest.raises(ConfigError, match="context only applies to tagging"):
         search(
             source,
             base,

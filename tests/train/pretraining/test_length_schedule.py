@@ -143,14 +143,14 @@ def test_the_picture_has_a_curve_of_each_length(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"long_length": 128}, "long_length is 128; more than max_length, 128, was expected"),
-        ({"long_share": 1.0}, "long_share is 1.0; a share between 0 and 1"),
-        ({"boundary": True}, "boundary needs the masking span; it is token"),
+        ({"long_length": 128}, r"long_length is 128; expected more than max_length \(128\)"),
+        ({"long_share": 1.0}, "long_share is 1.0; expected a fraction between 0 and 1"),
+        ({"boundary": True}, "boundary needs the masking span, but masking is token"),
         ({"masking": "entity"}, "entity masking needs a dictionary"),
         ({"accumulate": 33}, "accumulate is 33, more than the 32 sequences"),
-        ({"accumulate": 0}, "accumulate is 0; at least 1"),
-        ({"hours": 0.0}, "hours is 0.0; a positive number"),
-        ({"static": -1}, "static is -1; a number of variants"),
+        ({"accumulate": 0}, "accumulate is 0; expected at least 1"),
+        ({"hours": 0.0}, "hours is 0.0; expected a positive number"),
+        ({"static": -1}, "static is -1; expected a number of variants"),
         ({"mask_rate": 2.0}, "mask rate is 2.0"),
     ],
 )
