@@ -3,7 +3,7 @@
     python benchmarks/new_words.py [--data ../shared/data] [--words 2000] [--steps 300] [--seeds 3]
 
 The first table gives the coverage of MiniLM's vocabulary before and after adding the best candidate words of the text.
-Then MiniLM, which ships without a masked-word head, is trained further with a new head on the extended vocabulary.
+Then MiniLM, which ships without a masked-LM head, is trained further with a new head on the extended vocabulary.
 Vectors of added words are initialized with the mean of their pieces or at random. Data order, masks and the initial
 head are the same for both. The second table gives the held-out masked-word loss during training, over all masked tokens
 and over those whose answer is an added word. Results are stored in --out as they are measured, and finished runs are
