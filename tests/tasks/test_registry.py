@@ -199,5 +199,5 @@ def test_test_words_of_own_files_may_be_lists_or_in_a_column_with_a_number(tmp_p
 
 
 def test_published_tasks_have_test_files_of_their_own(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"test is .*t\.csv, but rte has test files of its own, .*; leave it out, or"):
+    with pytest.raises(ConfigError, match=r"test is .*t\.csv, but rte has its own test files, .*; omit test, or"):
         read_test_file(Source("rte", folder), folder / "t.csv")

@@ -318,7 +318,7 @@ def write_config(
 
 
 def stored_mean_head(model: Backbone) -> HeadName | None:
-    """Return the head of a model that takes the mean of the token states of one or two texts, if there is one."""
+    """Return the model's head if it mean-pools the token states of one or two texts, otherwise None."""
     heads = [name for name in model.head_names if name in POOLED_HEADS]
     return heads[0] if heads and model.pooling != "cls" else None
 
@@ -349,5 +349,5 @@ def _class_name(heads: tuple[HeadName, ...], layout: Layout) -> str:
             return family + kind
     if not {"nsp", "sop"} & set(heads):
         return family + ("ForMaskedLM" if "mlm" in heads else "Model")
-    # transformers has no ALBERT class for a sentence head without a masked-word head.
+    # transformers has no ALBERT class for a sentence head without a masked-LM head.
     return family + ("ForPreTraining" if "mlm" in heads or layout == "albert" else "ForNextSentencePrediction")

@@ -44,7 +44,7 @@ Summary = Literal["first", "last", "mean"]
 class Capabilities:
     """Capabilities of an architecture. Every backbone class declares its own; they are not inherited."""
 
-    bidirectional: bool  # tokens attend to both sides, as masked-word heads require
+    bidirectional: bool  # tokens attend to both sides, as masked-LM heads require
     has_positions: bool  # learned absolute positions: inputs have at most config.positions tokens
     summary: Summary  # input of the pooled heads
     fused_kernels: bool = False  # the bf16/int8 products and fused layers implement exactly these layers
@@ -112,7 +112,7 @@ class Backbone(nn.Module):
     @property
     @abstractmethod
     def token_table(self) -> nn.Embedding:
-        """The token embeddings, also the output matrix of masked-word heads (tied weights)."""
+        """The token embeddings, also the output matrix of masked-LM heads (tied weights)."""
         raise NotImplementedError
 
     @property

@@ -96,7 +96,7 @@ def _evaluate(model: Any, source: Source, split: str, device: str | None, longes
     spec = find_task(source.task)
     if longest is not None and "longest_answer" not in spec.kind.settings:
         raise RequestError(
-            f"longest is {longest}, which only applies to answers in texts; leave it out for {source.task}"
+            f"longest is {longest}, which applies only to question answering; leave it out for {source.task}"
         )
     check_longest(longest)
     loaded = load_tuned(model, source.task, device=device)
@@ -125,7 +125,7 @@ def _evaluate_similarity(model: Any, source: Source, split: str, device: str | N
         raise RequestError(f"your own files have no split {split!r}; leave it out and give the file itself")
     if longest is not None:
         raise RequestError(
-            f"longest is {longest}, which only applies to answers in texts; leave it out for {source.task}"
+            f"longest is {longest}, which applies only to question answering; leave it out for {source.task}"
         )
     rated = read_rated(source, source.rows_of("dev"))
     loaded = model if isinstance(model, Model) else load(model, device=device)

@@ -425,6 +425,6 @@ def test_scores_are_of_answers_no_longer_than_was_asked_for(tmp_path: Path, fold
     with pytest.raises(RequestError, match=r"^the longest answer is -1 tokens; expected at least 1$"):
         evaluate(folder, source, longest=-1)
     with pytest.raises(
-        RequestError, match=r"^longest is 5, which only applies to answers in texts; leave it out for choose$"
+        RequestError, match=r"^longest is 5, which applies only to question answering; leave it out for choose$"
     ):
         evaluate(folder, Source("choose", path), longest=5)

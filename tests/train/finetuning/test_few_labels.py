@@ -236,7 +236,7 @@ def test_linear_start_is_refused_where_it_means_nothing(embedder: Path, tmp_path
     (tmp_path / "tags.txt").write_text("winter B-X\nriver O\n\n" * 20, "utf-8")
     settings = FinetuneSettings(linear_start=True, max_length=16)
     with pytest.raises(
-        ConfigError, match="linear_start only applies to labels and numbers of texts; this task is to tag"
+        ConfigError, match="linear_start applies only to classification and regression; the task here is tag"
     ):
         run_finetuning(Source("tag", tmp_path / "tags.txt"), embedder, tmp_path / "run", settings=settings)
 
@@ -485,14 +485,14 @@ def test_refused_tasks(embedder: Path, tmp_path: Path) -> None:
     rows = [row | {"label": "1"} for row in make_rows(20)]
     path = write(tmp_path / "rows.csv", rows)
     with pytest.raises(
-        ConfigError, match="contrastive only applies to rows with one label each; this task is to regress"
+        ConfigError, match="contrastive applies only to rows with one label each; the task here is regress"
     ):
         run_finetuning(Source("regress", path), embedder, tmp_path / "run", settings=CONTRASTIVE)
     with pytest.raises(ConfigError, match="few is True, which training for similarity does not support"):
         run_finetuning(Source("similarity", path), embedder, tmp_path / "run", settings=FinetuneSettings(few=True))
     tags = write(tmp_path / "tags.jsonl", [{"text": "a b", "label": "O O"}])
     tags.write_text('{"tokens": ["a", "b"], "tags": ["O", "B-X"]}\n' * 20, "utf-8")
-    with pytest.raises(ConfigError, match="few only applies to labels and numbers of texts; this task is to tag"):
+    with pytest.raises(ConfigError, match="few applies only to classification and regression; the task here is tag"):
         run_finetuning(
             Source("tag", tags, text="tokens", label="tags"),
             embedder,

@@ -108,7 +108,7 @@ def test_what_cannot_be_is_refused(base: Path, glue: Path, tmp_path: Path) -> No
         finetune_glue(Source("glue", glue / "RTE"), base, tmp_path / "run")
     with pytest.raises(ConfigError, match="every task of GLUE has its own dev rows; leave out --dev"):
         finetune_glue(Source("glue", glue, glue / "RTE" / "dev.tsv"), base, tmp_path / "run")
-    with pytest.raises(ConfigError, match="calibrate only applies to labels of texts; this task is to regress"):
+    with pytest.raises(ConfigError, match="calibrate applies only to classification; the task here is regress"):
         finetune_glue(Source("glue", glue), base, tmp_path / "run", settings=FinetuneSettings(calibrate=True))
     assert not (tmp_path / "run").exists(), "rejected before other tasks are trained"
     with pytest.raises(ConfigError, match="GLUE has dev sets; leave out --folds"):

@@ -213,7 +213,7 @@ def calibrate_texts(predictor: Predictor, examples: Examples, metrics: Sequence[
     task = predictor.task
     if task is None or not isinstance(examples, LabelledTexts):
         raise ConfigError(
-            f"calibrate only applies to labels of texts; this model is to {task.kind if task else 'do nothing'}"
+            f"calibrate applies only to classification; this model is to {task.kind if task else 'do nothing'}"
         )
     logits = predictor.logits(examples.texts, examples.pairs)
     targets = examples.targets

@@ -1,8 +1,8 @@
 """``cloze distill``: knowledge distillation of a fine-tuned teacher into a smaller student.
 
-Driver, loop and run are those of fine-tuning. The rows must have the teacher's labels, and are encoded as the teacher
-encodes them. The student is saved as a model folder, with a report that compares the size, speed and score of teacher
-and student.
+It uses the driver, loop and run of fine-tuning. The rows must use the teacher's label set, and are encoded as the
+teacher encodes them. The student is saved as a model folder, with a report that compares the size, speed and score of
+teacher and student.
 """
 
 import time

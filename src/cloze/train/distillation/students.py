@@ -141,7 +141,8 @@ def read_unlabelled(path: TableSource, source: Source, data: TaskData) -> Labell
     """Read one text per line, or a table with the columns of the training rows; every target is marked as missing."""
     if not isinstance(data.train, LabelledTexts):
         raise ConfigError(
-            f"{path}: rows without labels only work with labels and numbers of texts; this task is to {data.kind}"
+            f"{path}: rows without labels are supported only for classification and regression; "
+            f"the task here is {data.kind}"
         )
     paired = data.train.pairs is not None
     examples = _read(path, source, paired=paired)

@@ -227,7 +227,7 @@ def evaluate_masked_words(
     if "mlm" not in loaded.model.heads:
         heads = ", ".join(loaded.model.head_names) or "none"
         raise CheckpointError(
-            f"{folder}: no masked-word head (heads: {heads}); train one with 'cloze pretrain --model {folder}'"
+            f"{folder}: no masked-LM head (heads: {heads}); train one with 'cloze pretrain --model {folder}'"
         )
     if settings.max_length > loaded.tokenizer.max_length:
         raise ConfigError(
