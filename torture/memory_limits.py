@@ -47,7 +47,7 @@ class Ended:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with how the command ended; None for a result or a clear error message."""
+        """Return a description of the failure, or None if the command gave a result or a clear error message."""
         last = (self.err.strip().splitlines() or ["nothing"])[-1]
         if "Traceback" in self.err or self.code not in (0, 2):
             return f"exit code {self.code}: {last[:200]}"

@@ -132,7 +132,7 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
         ),
         ("whole run", f"{plan.steps:,} steps, {_time(plan.hours)}"),
         ("text", f"{plan.tokens:,} tokens, {plan.epochs:.2f} times the corpus"),
-        ("held-out masked-word loss", _expected(plan)),
+        ("held-out masked-LM loss", _expected(plan)),
     ]
 
 

@@ -236,7 +236,7 @@ class Encoder(nn.Module):
         keep_states: bool = False,
         keep_attentions: bool = False,
     ) -> EncoderOutput:
-        """Encode a batch; the arguments are those of ``Backbone.encode``."""
+        """Encode a batch; takes the same arguments as ``Backbone.encode``."""
         packing = None if mask is None or keep_attentions else self._pack(mask)
         hidden, visible = self._embed(ids, segments, mask, packing)
         read = needed if needed is None or packing is None else packing.locate(needed)  # (M,), indices into hidden

@@ -34,7 +34,7 @@ from cloze.tasks.similarity.kind import SIMILARITY, QuestionAnswers, ScoredPairs
 def evaluate_examples(
     model: Model, kind: TaskKind, examples: Examples, metrics: Sequence[str], **options: Any
 ) -> Evaluation:
-    """Evaluate a model on rows with targets; the options are those of the kind, such as ``longest`` for answers."""
+    """Evaluate a model on rows with targets; the options depend on the task kind, such as ``longest`` for answers."""
     assert kind.evaluate is not None, "a kind with labels can be scored"
     return kind.evaluate(model, examples, metrics, **options)
 

@@ -107,7 +107,7 @@ class ReadingOptions(Protocol):
 
     @property
     def long_texts(self) -> LongTexts:
-        """How texts beyond the model's maximum length are encoded."""
+        """Return how texts beyond the model's maximum length are encoded."""
 
     @property
     def context(self) -> bool:

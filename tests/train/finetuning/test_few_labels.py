@@ -184,7 +184,7 @@ def test_run_is_an_ordinary_folder(embedder: Path, source: Source, tmp_path: Pat
     assert line.endswith(" by 5-fold cross-validation of 40 rows")
     assert line.removeprefix("few labels: ") in (run / "model" / "README.md").read_text("utf-8")
     assert not any("learning rate" in output for output in listener.said), "there are no training steps"
-    # The encoder is that of the base; logits equal a scikit-learn head on its vectors.
+    # The encoder equals the base model's; logits equal a scikit-learn head on its vectors.
     before, after = load_folder(embedder).model.state_dict(), load_folder(run).model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in after if name.startswith("encoder."))
     texts = [row["text"] for row in make_rows(40)]

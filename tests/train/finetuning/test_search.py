@@ -337,7 +337,7 @@ def test_folds_need_rows_and_no_dev_set(base: Path, source: Source, tmp_path: Pa
     few = Source("classify", write(tmp_path / "few.csv", make_rows(4)))
     with pytest.raises(ConfigError, match="4 rows cannot be split into 5 folds"):
         search(few, base, tmp_path / "few", settings=FAST, search_settings=SearchSettings(folds=5))
-    with pytest.raises(ConfigError, match="context only applies to tagging"):
+    with pytest.raises(ConfigError, match="context applies only to tagging"):
         search(
             source,
             base,

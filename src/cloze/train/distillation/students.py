@@ -28,7 +28,7 @@ _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
 
 def make_student(teacher: ModelFolder, settings: DistillSettings) -> Backbone:
-    """Return a student whose only head is that of the teacher's task."""
+    """Return a student with a single head, for the teacher's task."""
     assert teacher.task is not None
     head = head_of(teacher.task.kind)
     if settings.student is not None:

@@ -366,7 +366,7 @@ class AdaptSettings:
     def pretraining(self, steps: int, finetuning: FinetuneSettings) -> PretrainSettings:
         """Return the settings of one stage: masked words only, since a task's rows have no next sentences.
 
-        Precision, accumulation and checkpointing are those of the fine-tuning.
+        Precision, accumulation and checkpointing are taken from the fine-tuning settings.
         """
         return PretrainSettings(
             steps=steps,

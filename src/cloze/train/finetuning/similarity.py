@@ -331,7 +331,7 @@ def _start(
     if data.partners is None and not bert.config.dropout > 0:
         raise ConfigError("dropout is 0, so both encodings of a text would be equal; use 0.1, or rows with pairs")
     freeze_lowest(bert, settings.freeze_layers)
-    # The saved model keeps its own maximum length; that of the settings only applies to training.
+    # The saved model keeps its own maximum length; the maximum length in the settings applies only to training.
     return ModelFolder(bert, base.tokenizer, None, EmbeddingSettings(pooling, normalize=True))
 
 

@@ -216,7 +216,7 @@ def evaluate_masked_words(
     device: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """Return the masked-word loss of a model on text files, with its standard error, perplexity and accuracy.
+    """Return the masked-LM loss of a model on text files, with its standard error, perplexity and accuracy.
 
     To compare models with different vocabularies, use ``mlm_loss_per_word`` or ``mlm_loss_per_character``. ``reading``
     sets how the files are parsed; its ``held_out`` is ignored, so that all text is evaluated.

@@ -142,7 +142,7 @@ def step_memory(
     bf16: bool,
     split: int = 1,
 ) -> Estimate:
-    """Estimate parameters, operations and memory of the largest step; each part is divided into ``split`` once more."""
+    """Estimate parameters, operations and memory of the largest step, with each part further divided into ``split``."""
     largest = max(settings.length_phases(), key=lambda phase: (phase.tokens, phase.max_length))
     return estimate(
         config,
