@@ -180,7 +180,7 @@ def load_tuned(model: str | os.PathLike[str] | Model, name: str, *, device: str 
     loaded = model if isinstance(model, Model) else load(model, device=device)
     task = loaded.task
     if task is None or task.kind != kind.name or kind.head not in loaded.heads:
-        ability = f"does {task.kind}" if task else f"has the heads: {', '.join(loaded.heads) or 'none'}"
+        ability = f"is fine-tuned to {task.kind}" if task else f"has the heads: {', '.join(loaded.heads) or 'none'}"
         place = "the model" if isinstance(model, Model) else os.fspath(model)
         raise RequestError(
             f"{place}: {name} needs a model fine-tuned to {kind}; this one {ability}; train one with cloze finetune"

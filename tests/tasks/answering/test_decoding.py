@@ -407,7 +407,9 @@ def test_folder_is_scored_by_file(tmp_path: Path, folder: Path) -> None:
     }.items():
         assert list(evaluate(folder, Source(task, tmp_path / "a.json")).metrics) == names
     other = saved(model_folder(["sequence"], task=TaskLabels("classify", ("a", "b"))), tmp_path / "other")
-    with pytest.raises(RequestError, match="squad needs a model fine-tuned to answer; this one does classify"):
+    with pytest.raises(
+        RequestError, match="squad needs a model fine-tuned to answer; this one is fine-tuned to classify"
+    ):
         evaluate(other, Source("squad", tmp_path / "a.json"))
 
 

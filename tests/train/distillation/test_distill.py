@@ -458,7 +458,9 @@ def test_rows_without_labels_of_a_published_task_have_its_columns(tmp_path: Path
 
 
 def test_teacher_of_another_task_is_refused(base: Path, teacher: Path, rows: Source, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="regress needs a teacher fine-tuned to regress; this one does classify"):
+    with pytest.raises(
+        RequestError, match="regress needs a teacher fine-tuned to regress; this one is fine-tuned to classify"
+    ):
         distill(replace(rows, task="regress"), teacher, tmp_path / "run", settings=QUICK)
     with pytest.raises(RequestError, match="needs a teacher fine-tuned to classify; this one has the heads: mlm, nsp"):
         distill(rows, base, tmp_path / "run", settings=QUICK)

@@ -99,7 +99,9 @@ def test_a_tuned_model_answers_the_test_rows_of_its_task(base: Path, glue: Path,
     with pytest.raises(DataError, match="no test file of rte is there"):
         answer_test_rows(run, Source("rte", glue), tmp_path / "none")
     assert not (tmp_path / "none").exists()
-    with pytest.raises(RequestError, match="sts-b needs a model fine-tuned to regress; this one does classify"):
+    with pytest.raises(
+        RequestError, match="sts-b needs a model fine-tuned to regress; this one is fine-tuned to classify"
+    ):
         answer_test_rows(run, Source("sts-b", glue), tmp_path / "none")
 
 
