@@ -62,7 +62,7 @@ def test_columns_of_published_files_are_not_to_be_named(folder: Path, column: st
         with pytest.raises(ConfigError) as caught:
             read()
         assert str(caught.value) == (
-            f"{column} is 'mine', but the files of rte have columns of their own; "
+            f"{column} is 'mine', but the files of rte have their own columns; "
             "leave it out, or use classify for your own files"
         )
 
@@ -71,7 +71,7 @@ def test_columns_of_published_files_are_not_to_be_named(folder: Path, column: st
     ("task", "column"), [("choose", "pair"), ("tag", "pair"), ("tag", "options"), ("classify", "options")]
 )
 def test_columns_that_a_kind_does_not_have_are_refused(tmp_path: Path, task: str, column: str) -> None:
-    with pytest.raises(ConfigError, match=f"{column} is 'mine', but rows to {task} have no such column; leave it out"):
+    with pytest.raises(ConfigError, match=f"{column} is 'mine', but rows for {task} have no such column; leave it out"):
         read_task(Source(task, tmp_path / "rows.csv", **{column: "mine"}))  # type: ignore[arg-type]
 
 

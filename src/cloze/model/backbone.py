@@ -158,7 +158,7 @@ class Backbone(nn.Module):
 
     @property
     def pooling(self) -> HeadPooling:
-        """The input of the task head. A head without a pooler or reader takes the mean of the token states.
+        """The input of the task head. A head without a pooler or reader mean-pools the token states.
 
         Derived from the modules, not the configuration, because an adapter may add or remove a pooler.
         """
@@ -277,7 +277,7 @@ def _check_heads(heads: Collection[HeadName], capabilities: Capabilities) -> Non
             raise ConfigError(f"unknown head {name!r}{did_you_mean(name, HEAD_NAMES)}")
         if HEADS[name].needs_both_sides and not capabilities.bidirectional:
             raise ConfigError(
-                f"head {name}: it predicts masked words from both sides, but this model reads only one side"
+                f"head {name}: it predicts masked words from both sides, but this model attends to only one side"
             )
     if len(set(heads) - PRETRAINING_HEADS) > 1:
         # They share one name on disk.

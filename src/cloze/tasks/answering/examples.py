@@ -257,7 +257,7 @@ def _cell_answers(column: str, record: Record) -> list[Found]:
         texts, starts = answers.get("text"), answers.get("answer_start")
     else:
         raise RowError(
-            f"{record.place}: this row has no {column!r}; it has: {', '.join(cells)}; name the answers with "
+            f"{record.place}: this row has no {column!r}; it has: {', '.join(cells)}; name the column of "
             f"{format_option('label')}"
         )
     if not isinstance(texts, list):

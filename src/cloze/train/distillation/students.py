@@ -156,7 +156,7 @@ def read_unlabelled(path: TableSource, source: Source, data: TaskData) -> Labell
 def _read(path: TableSource, source: Source, *, paired: bool) -> LabelledTexts:
     if not isinstance(path, Path) or is_table(path):
         published = find_published(source.task)
-        columns = source if published is None else published  # published tasks have columns of their own
+        columns = source if published is None else published  # published tasks have their own columns
         pair = columns.pair if paired else None
         rows = read_rows(path, text=columns.text, pair=pair, on_bad_row=source.on_bad_row or "stop")
         found = list(rows)
