@@ -92,10 +92,7 @@ class Score(TextPrediction["ScoredText"]):
         return model.score(part.texts)
 
     def to_row(self, result: "ScoredText") -> Row:
-        """Return the log-probability, the perplexity, and the loss per word and per character.
-
-        With ``--tokens``, the row also has each token with its log-probability.
-        """
+        """Return the scores of a text and, with ``--tokens``, the log-probability of each token."""
         row: Row = {
             "log_probability": result.total,
             "perplexity": result.perplexity,
@@ -371,11 +368,8 @@ class Choose(Prediction[Prompts, "list[Option]"]):
 
     @staticmethod
     def _collect(rows: "Sequence[tuple[Choice, Mapping[str, object]]]") -> Prompts:
-        return Prompts(
-            [choice.prompt for choice, _ in rows],
-            [choice.options for choice, _ in rows],
-            [fields for _, fields in rows],
-        )
+        choices = [choice for choice, _ in rows]
+        return Prompts([one.prompt for one in choices], [one.options for one in choices], [row for _, row in rows])
 
 
 def choose(

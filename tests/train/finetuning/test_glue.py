@@ -96,7 +96,7 @@ def test_a_tuned_model_answers_the_test_rows_of_its_task(base: Path, glue: Path,
     with pytest.raises(RequestError, match="the labels of mrpc are 0, 1; this model has entailment, not_entailment"):
         answer_test_rows(run, Source("mrpc", glue), tmp_path / "none")
     test.unlink()
-    with pytest.raises(DataError, match="no test file of rte is there"):
+    with pytest.raises(DataError, match="no test file of rte found"):
         answer_test_rows(run, Source("rte", glue), tmp_path / "none")
     assert not (tmp_path / "none").exists()
     with pytest.raises(

@@ -258,7 +258,7 @@ def _cell_answers(column: str, record: Record) -> list[Found]:
     else:
         raise RowError(
             f"{record.place}: this row has no {column!r}; it has: {', '.join(cells)}; name the column of "
-            f"{format_option('label')}"
+            f"the answers with {format_option('label')}"
         )
     if not isinstance(texts, list):
         texts, starts = [texts], [starts]
