@@ -117,6 +117,12 @@ def read_texts(
     """Return the sequences of each text or pair of texts; ``segments`` is the number of segments of the model."""
     if isinstance(texts, str) or isinstance(pairs, str):
         raise RequestError("expected a list of texts, got a single text; put it into a list")
+    for number, text in enumerate([*texts, *(pairs or ())]):
+        if not isinstance(text, str):
+            raise RequestError(
+                f"text {number % max(1, len(texts)) + 1} is {text!r:.40} ({type(text).__name__}); expected a str: leave out "
+                "missing values"
+            )
     if pairs is not None:
         _check_pairs(texts, pairs, segments)
     return encode_long(tokenizer, texts, pairs, how)

@@ -246,7 +246,7 @@ def verdict(results: Mapping[str, Any]) -> str:
     if high < 0:
         return (
             f"behind {baseline['name']} by {-value:.1f} points of {metric} (95 % interval {-high:.1f} to {-low:.1f}): "
-            "try more epochs, more rows or a larger model, or use the simpler one"
+            "try more rows, a larger model or, if only a head was fitted (few), fine-tuning; or use the simpler one"
         )
     if low > 0:
         return f"ahead of {baseline['name']} by {value:.1f} points of {metric} (95 % interval {low:.1f} to {high:.1f})"
