@@ -204,3 +204,21 @@ def _expected(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return f"one of {', '.join(map(repr, get_args(annotation)))}"
     return "None" if annotation is NoneType else _NAMES.get(annotation, str(annotation))
+
+
+def command_flags(settings: Any) -> list[str]:
+    """Return the command-line flags of every setting of a dataclass whose value is not the default.
+
+    Example:
+        >>> command_flags(PretrainSettings(steps=100, checkpointing=True))
+        ['--steps', '100', '--checkpointing']
+    """
+    words = []
+    for field in fields(settings):
+        value, flag = getattr(settings, field.name), field.name.replace("_", "-")
+        if value == field.default:
+            continue
+        words.append(f"--no-{flag}" if value is False else f"--{flag}")
+        if not isinstance(value, bool):
+            words += map(str, value if isinstance(value, tuple) else (value,))
+    return words
