@@ -222,3 +222,12 @@ def command_flags(settings: Any) -> list[str]:
         if not isinstance(value, bool):
             words += map(str, value if isinstance(value, tuple) else (value,))
     return words
+
+
+def check_given_once(more: Mapping[str, Any], *given: Any) -> Mapping[str, Any]:
+    """Return settings given by name; refuse those that are also part of a given settings object."""
+    for settings in given:
+        twice = [] if settings is None else [name for name in more if hasattr(settings, name)]
+        if twice:
+            raise ConfigError(f"{twice[0]} is given beside {type(settings).__name__}, which has it; give it there")
+    return more

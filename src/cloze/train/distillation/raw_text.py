@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -130,7 +130,7 @@ def _corpus_sentences(folder: Path, number: int, most: int) -> Iterator[tuple[An
     for document in range(corpus.document_count):
         first, last = corpus.documents[document : document + 2]
         bounds = corpus.sentences[first : last + 1].tolist()
-        for start, end in zip(bounds, bounds[1:], strict=False):
+        for start, end in pairwise(bounds):
             for place in range(start, end, most):
                 ids = corpus.read(place, min(end, place + most)).tolist()
                 yield (number, document), ids, ids

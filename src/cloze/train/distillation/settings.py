@@ -153,7 +153,7 @@ class TextDistillSettings:
     distance: Literal["cosine", "mse"] = "cosine"
     """With --text, for vectors: loss between the vectors, 1 - cosine or mean squared error."""
     match_width: Literal["projection", "pca"] = "projection"
-    """With --text, for vectors of another width: learn a projection to the teacher's, or reduce the teacher's by PCA."""
+    """With --text, for vectors of another width: learn a projection to the teacher's, or reduce the latter by PCA."""
     teacher_layer: int | None = None
     """With --text, for relations: the teacher's layer, counted from 1; by default the last, or the 21st of 24."""
     relation_heads: int | None = None
@@ -219,10 +219,9 @@ class TextDistillSettings:
 
     def _check_objective(self) -> None:
         """Refuse an unknown objective, and settings of another objective than the given one."""
-        if self.objective not in (None, *get_args(TextObjective)):
-            raise ConfigError(
-                f"unknown objective {self.objective!r}{did_you_mean(self.objective, get_args(TextObjective))}"
-            )
+        known = get_args(TextObjective)
+        if self.objective is not None and self.objective not in known:
+            raise ConfigError(f"unknown objective {self.objective!r}{did_you_mean(self.objective, known)}")
         for owner, names in _TEXT_OBJECTIVE_SETTINGS.items():
             for name in names if self.objective not in (None, owner) else ():
                 if getattr(self, name) != getattr(TextDistillSettings, name):

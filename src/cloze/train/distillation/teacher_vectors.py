@@ -30,6 +30,7 @@ from cloze.predict import Model
 from cloze.predict.embeddings.pooling import make_vectors
 from cloze.predict.quantization.precision import set_precision, use_without_int8
 from cloze.progress import Progress
+from cloze.tasks.metrics import spearman
 from cloze.train.distillation.raw_text import EncodedTexts
 
 Vectors = NDArray[np.float32]
@@ -39,8 +40,8 @@ _STORED = np.dtype("<f2")
 _RECORD, _CACHE, _COMPONENTS = "teacher.json", "vectors.f16", "components.npy"
 # Largest absolute value of a float16.
 _LARGEST = 65504.0
-# Number of texts that PCA is fitted to.
-_FITTED = 10_000
+# Number of texts that PCA is fitted to, and of held-out texts whose pairwise cosines are compared.
+_FITTED, _MOST_COMPARED = 10_000, 1000
 
 
 class TeacherVectors:
@@ -105,7 +106,7 @@ class TeacherVectors:
             states = self._model.bert.encode(batch.ids, batch.segments, batch.mask).last
             return list(self._make(states, batch).cpu().numpy())
 
-        vectors = np.stack(self._model.run([self._texts[index] for index in indices], step))  # type: ignore[arg-type]
+        vectors = np.stack(self._model.run([self._texts[index] for index in indices], step))
         if not np.abs(vectors).max() <= _LARGEST:
             raise DataError(
                 f"the teacher's vectors have values beyond {_LARGEST:g}, the range of float16; check the teacher"
@@ -186,3 +187,22 @@ class TeacherVectors:
             if self._make.normalize:
                 vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return torch.from_numpy(vectors)
+
+
+def agreement_with_teacher(vectors: Vectors, targets: Vectors) -> dict[str, float]:
+    """Return the mean cosine of each vector to the teacher's, and how alike the cosines of all pairs are ordered.
+
+    Args:
+        vectors: The student's vectors, (N, K).
+        targets: The teacher's vectors of the same texts, (N, K).
+    """
+    ours, theirs = (
+        each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-12) for each in (vectors, targets)
+    )
+    most = min(len(ours), _MOST_COMPARED)
+    pairs = np.triu_indices(most, 1)
+    cosines = [(each[:most] @ each[:most].T)[pairs] for each in (ours, theirs)]
+    return {
+        "cosine": float((ours * theirs).sum(1).mean()),
+        "spearman": spearman(cosines[1].tolist(), cosines[0].tolist()),
+    }

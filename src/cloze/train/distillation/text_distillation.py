@@ -4,8 +4,6 @@ Driver, loop and run are those of fine-tuning. The student is saved as a model f
 teacher does, with a model card. The results are the held-out loss and, for vectors, the agreement with the teacher.
 """
 
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
@@ -16,7 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from cloze import __version__
 from cloze.checkpoint import (
     EmbeddingSettings,
     ModelFolder,
@@ -26,21 +23,22 @@ from cloze.checkpoint import (
     load_any,
 )
 from cloze.checkpoint.pooling_files import Projection
+from cloze.corpus.record_files import documents_as_files
 from cloze.errors import ConfigError, RequestError, format_option
-from cloze.model import Backbone
 from cloze.model.adapters import without_attachment
 from cloze.model.batch import Batch
-from cloze.options import command_flags
+from cloze.options import check_given_once, make_settings
 from cloze.predict import Model
 from cloze.predict.embeddings.pooling import find_pool, pooled_width
 from cloze.progress import Progress, Silent
-from cloze.tasks.metrics import spearman
+from cloze.tasks.rows import RowSettings
 from cloze.text import Tokenizer
 from cloze.text.tokenizer_files import find_vocabulary
+from cloze.train.distillation.distill import describe_size, text_distillation_card
 from cloze.train.distillation.raw_text import TextBatches, TextSet, TextSources
 from cloze.train.distillation.settings import TextDistillSettings, TextObjective
 from cloze.train.distillation.students import make_text_student, tokenize_alike
-from cloze.train.distillation.teacher_vectors import TeacherVectors, Vectors
+from cloze.train.distillation.teacher_vectors import TeacherVectors, Vectors, agreement_with_teacher
 from cloze.train.distillation.text_objective import (
     HiddenObjective,
     RelationObjective,
@@ -51,10 +49,6 @@ from cloze.train.distillation.text_objective import (
 from cloze.train.driver import TrainingParts, run_training
 from cloze.train.finetuning.settings import ResolvedSettings
 from cloze.train.run import TEACHER, Run
-
-# Held-out texts whose pairwise cosines are compared.
-_MOST_COMPARED = 1000
-_LICENCE = re.compile(r"^license:\s*(\S.*)$", re.MULTILINE)
 
 
 def distill_text(
@@ -104,6 +98,23 @@ def distill_text(
     recorded = _recorded(sources, model, settings)
     training = _TextDistillation(teacher, student, sources, settings, recorded, Path(out), device, progress)
     return run_training(training.parts(), out, fresh=fresh, progress=progress)
+
+
+def distill_documents(
+    texts: Any, model: str, out: Path, *, settings: Any, more: Mapping[str, Any], rows: Mapping[str, Any], **common: Any
+) -> Path:
+    """Distil on files or documents in memory; ``rows`` are arguments for tasks, which must be None."""
+    for name, value in rows.items():
+        if value is not None:
+            raise ConfigError(f"{name} is given, but no task; raw text has no rows: give a task, or leave it out")
+    if isinstance(texts, str) and texts == RowSettings.text and not Path(texts).exists():
+        raise ConfigError("neither a task nor a text is given; give a task and its rows, or text=[files]")
+    (made,) = make_settings((TextDistillSettings,), check_given_once(more, settings))
+    settings = made if settings is None else settings
+    if not isinstance(settings, TextDistillSettings):
+        raise ConfigError(f"settings is {type(settings).__name__}, which is for a task; give TextDistillSettings")
+    with documents_as_files(texts, out, settings.column) as paths:
+        return distill_text(paths, model, out, settings=settings, **common)
 
 
 def _load_teacher(model: str | Path) -> ModelFolder:
@@ -305,7 +316,7 @@ class _TextDistillation:
         vectors = np.stack(self.model.run(sequences, step))
         targets = self._held_out_targets
         loss = float(objective.distances(torch.from_numpy(vectors), torch.from_numpy(targets)).mean())
-        return {"loss": loss, **agreement_with_teacher(vectors, targets)}
+        return {**agreement_with_teacher(vectors, targets), "loss": loss}
 
     @cached_property
     def _held_out_targets(self) -> Vectors:
@@ -319,15 +330,15 @@ class _TextDistillation:
         newest = {name: value for row in run.metrics() for name, value in row.items()}
         scores = {f"held_out_{name[4:]}": value for name, value in newest.items() if name.startswith("dev_")}
         results = {
+            **scores,
             "objective": self.kind,
             "steps": int(newest["step"]),
             "hours": newest["seconds"] / 3600,
             "tokens_seen": int(newest["tokens_seen"]),
             "texts": len(self.texts.train),
             "held_out_texts": len(self.texts.held_out),
-            **scores,
-            "teacher": describe(self._teacher.model, self.recorded["model"]),
-            "student": describe(self.model.bert),
+            "teacher": {"name": self.recorded["model"], **describe_size(self._teacher.model)},
+            "student": describe_size(self.model.bert),
         }
         run.write_results(results)
         projections = self._projections()
@@ -341,69 +352,3 @@ class _TextDistillation:
         if not isinstance(projection, nn.Linear):
             return ()
         return (Projection(projection.weight.detach().cpu(), projection.bias.detach().cpu()),)
-
-
-def agreement_with_teacher(vectors: Vectors, targets: Vectors) -> dict[str, float]:
-    """Return the mean cosine of each vector to the teacher's, and how alike the cosines of all pairs are ordered.
-
-    Args:
-        vectors: The student's vectors, (N, K).
-        targets: The teacher's vectors of the same texts, (N, K).
-    """
-    ours, theirs = (
-        each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-12) for each in (vectors, targets)
-    )
-    most = min(len(ours), _MOST_COMPARED)
-    pairs = np.triu_indices(most, 1)
-    cosines = [(each[:most] @ each[:most].T)[pairs] for each in (ours, theirs)]
-    return {
-        "cosine": float((ours * theirs).sum(1).mean()),
-        "spearman": spearman(cosines[1].tolist(), cosines[0].tolist()),
-    }
-
-
-def describe(bert: Backbone, name: str | None = None) -> dict[str, Any]:
-    """Return the name and the size of a model."""
-    config = bert.config
-    named = {} if name is None else {"name": name}
-    sizes = {"layers": config.layers, "hidden_size": config.hidden_size, "parameters": bert.parameter_count()}
-    return named | sizes
-
-
-def text_distillation_card(
-    contents: ModelFolder,
-    teacher: ModelFolder,
-    results: Mapping[str, Any],
-    settings: TextDistillSettings,
-    recorded: Mapping[str, Any],
-    training: ResolvedSettings,
-) -> str:
-    """Return the model card as Markdown."""
-    model, embedding = contents.model, contents.embedding
-    licence = None if teacher.card is None else _LICENCE.search(teacher.card)
-    stated = "not stated in its model card" if licence is None else licence[1].strip()
-    words = ["cloze", "distill", "--text", "TEXT", "--model", recorded["model"], "--out", "RUN"]
-    command = shlex.join([*words, *command_flags(settings)])
-    files = ", ".join(f"`{name}` ({digest[:12]})" for name, digest in recorded["texts"]["files"])
-    scores = "\n".join(
-        f"- {name}: {value:.4f}"
-        for name, value in results.items()
-        if name.startswith("held_out_l") or name in ("held_out_cosine", "held_out_spearman")
-    )
-    mapped = ", a linear map to the width of the teacher's vectors" if embedding.projections else ""
-    return (
-        f"# BERT, {model.config.layers} layers, hidden size {model.config.hidden_size}, distilled on raw text\n\n"
-        f"Distilled with cloze {__version__} from {recorded['model']} ({results['teacher']['layers']} layers, hidden "
-        f"size {results['teacher']['hidden_size']}), whose licence is: {stated}.\n\n"
-        f"- objective: {results['objective']}\n"
-        f"- parameters: {model.parameter_count():,}\n"
-        f"- longest input: {contents.tokenizer.max_length} tokens\n"
-        f"- vocabulary: {contents.tokenizer.size:,} pieces, {'uncased' if contents.tokenizer.lowercase else 'cased'}\n"
-        f"- vectors: {embedding.pooling} pooling{mapped}{', of length 1' if embedding.normalize else ''}\n"
-        f"- text: {results['texts']:,} {settings.split} of {files}\n"
-        f"- training: {results['steps']:,} steps, {results['hours']:.2f} hours, {results['tokens_seen']:,} tokens seen, "
-        f"{training.summary}\n\n"
-        "The command, where `TEXT` stands for those files and `RUN` for a new folder:\n\n"
-        f"```console\n{command}\n```\n\n"
-        f"On {results['held_out_texts']:,} held-out texts:\n\n{scores}\n"
-    )
