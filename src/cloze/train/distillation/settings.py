@@ -133,8 +133,7 @@ class TextDistillSettings:
     """
 
     objective: TextObjective | None = None
-    """With --text: what the student reproduces: sentence vectors, attention relations (MiniLMv2), or hidden states
-    (TinyBERT); by default, vectors if the teacher is made for them, else relations."""
+    """With --text: what the student imitates; by default, vectors if the teacher is made for them, else relations."""
     layers: int | None = None
     """Number of layers of a new student; by default, those of the preset, or half of the teacher's."""
     preset: str | None = None
@@ -146,8 +145,7 @@ class TextDistillSettings:
     student: str | None = None
     """Another model as the student: a folder, a run or a hub name."""
     start: Literal["layers", "random"] = "layers"
-    """With --text: initialize a new student from evenly spaced layers of the teacher where the shapes are equal, or
-    randomly."""
+    """With --text: initialize a new student from layers of the teacher if the shapes are equal, or randomly."""
     pooling: str | None = None
     """With --text, for vectors: pooling of both models, such as mean or cls; by default, the teacher's."""
     distance: Literal["cosine", "mse"] = "cosine"
@@ -157,8 +155,7 @@ class TextDistillSettings:
     teacher_layer: int | None = None
     """With --text, for relations: the teacher's layer, counted from 1; by default the last, or the 21st of 24."""
     relation_heads: int | None = None
-    """With --text, for relations: number of heads into which queries, keys and values of both models are regrouped; by
-    default, the largest common divisor of the hidden sizes up to 48."""
+    """With --text, for relations: number of heads; by default, the largest common divisor of the widths up to 48."""
     split: Literal["sentences", "passages"] | None = None
     """With --text: train on single sentences (the default for vectors), or on passages that fill the maximum length."""
     column: str = "text"
