@@ -17,7 +17,7 @@ WEIGHTS = ("labels_weight", "logits_weight", "states_weight", "attention_weight"
 # What the student reproduces in distillation on raw text, and the settings that only one of these objectives has.
 TextObjective = Literal["vectors", "relations", "hidden"]
 _TEXT_OBJECTIVE_SETTINGS = {
-    "vectors": ("vocab", "distance", "match_width", "cache"),
+    "vectors": ("distance", "match_width", "cache"),
     "relations": ("teacher_layer", "relation_heads"),
 }
 
