@@ -26,7 +26,14 @@ from cloze.train.distillation.text_objective import (
 from tests.model.made import peak_memory, random_bert
 
 TEACHER = BertConfig(
-    vocab_size=40, hidden_size=24, layers=4, heads=2, feedforward_size=48, positions=16, dropout=0.0, attention_dropout=0
+    vocab_size=40,
+    hidden_size=24,
+    layers=4,
+    heads=2,
+    feedforward_size=48,
+    positions=16,
+    dropout=0.0,
+    attention_dropout=0,
 )
 STUDENT = replace(TEACHER, hidden_size=16, layers=2, heads=4, feedforward_size=32)
 LENGTHS = (9, 4, 12)
