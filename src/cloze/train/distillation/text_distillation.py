@@ -129,15 +129,9 @@ def _load_teacher(model: str | Path) -> ModelFolder:
 
 def _resolve(teacher: ModelFolder, name: str, settings: TextDistillSettings, progress: Progress) -> TextDistillSettings:
     """Choose the objective and what a text is, and check that the teacher fits."""
-    objective, alike = settings.objective, _student_tokenizes_alike(teacher.tokenizer, settings)
-    if objective is None:
-        objective = "vectors" if not alike or _is_sentence_encoder(teacher) else "relations"
-        reason = (
-            "the vocabularies differ"
-            if not alike
-            else f"the teacher is {'' if objective == 'vectors' else 'not '}made for sentence vectors"
-        )
-        progress.say(f"objective {objective}: {reason}; {format_option('objective')} overrides")
+    alike = _student_tokenizes_alike(teacher.tokenizer, settings)
+    usual: TextObjective = "vectors" if not alike or _is_sentence_encoder(teacher) else "relations"
+    objective = settings.objective or usual
     if objective != "vectors" and not alike:
         raise ConfigError(
             f"objective is {objective!r}, which compares tokens, but the student has another vocabulary than the "
@@ -148,6 +142,10 @@ def _resolve(teacher: ModelFolder, name: str, settings: TextDistillSettings, pro
         raise ConfigError(f"max_length is {settings.max_length}, but the teacher reads at most {longest} tokens")
     if objective == "vectors" and settings.pooling is None:
         _check_pooling(teacher, name)
+    if settings.objective is None:
+        made = f"the teacher is {'' if objective == 'vectors' else 'not '}made for sentence vectors"
+        reason = made if alike else "the vocabularies differ"
+        progress.say(f"objective {objective}: {reason}; {format_option('objective')} overrides")
     split = settings.split or ("sentences" if objective == "vectors" else "passages")
     return replace(settings, objective=objective, split=split)
 
