@@ -210,6 +210,8 @@ def digest(objective: Objective, masking: Masking) -> str:
     for step in range(3):
         batch = batches.at(step)
         for field in fields(batch):
+            if field.name == "objective":
+                continue  # newer than the digests
             value = getattr(batch, field.name)
             found.update(b"" if value is None else np.ascontiguousarray(value).astype("<i8").tobytes())
     return found.hexdigest()[:16]
@@ -232,7 +234,7 @@ def test_one_document_is_enough_without_random_pairs() -> None:
 def test_too_little_text_is_reported_with_advice(objective: Objective) -> None:
     with pytest.raises(DataError, match=r"sequences of 48 tokens, fewer than one batch of 9999; use more text, a smal"):
         make_batches(objective, batch=9999).at(0)
-    if objective != "nsp":
+    if objective not in ("nsp", "relation"):  # which need two documents
         with pytest.raises(DataError, match="the corpus gives 0 sequences"):
             make_batches(objective, corpus=Corpus.from_documents([])).at(0)
 

@@ -193,7 +193,7 @@ def test_more_layers_than_tensors_are_rejected_before_building(folder: Path) -> 
     contents = load_folder(folder)
     contents.model.config = replace(CONFIG, layers=10_000)
     save_folder(contents, folder)
-    with pytest.raises(CheckpointError, match="asks for 10000 layers"):
+    with pytest.raises(CheckpointError, match="requires 10000 layers"):
         load_folder(folder)
 
 

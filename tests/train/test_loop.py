@@ -254,7 +254,9 @@ def test_with_every_checkpoint_damaged_nothing_is_begun_anew_unasked(
     for folder in folders:
         (folder / "state.json").write_bytes(b"")
     losses = training.losses()
-    with pytest.raises(CheckpointError, match=r"step-00000006/.*step-00000003/.* whole: .* start over with fresh=True"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000006/.*step-00000003/.* intact: .* start over with fresh=True"
+    ):
         training.go()
     assert (sorted(training.run.store.folder.glob("step-*")), training.losses()) == (folders, losses)
     assert training.listener.said == []

@@ -39,7 +39,7 @@ def print_search(folder: Path, json: bool) -> None:
     else:
         from cloze.tasks.reports import headline, verdict
 
-        best = results["best_results"]
+        best = results.get("best_results", {})  # missing in results of early versions
         if (first := headline(best)) is not None:
             print(f"{results['best']}: {first}")
         _print_cells(read_json(folder / "search.json")["cells"], results)

@@ -40,14 +40,14 @@ KINDS: dict[str, TaskKind] = {
 
 # Names of tasks in transformers and elsewhere (words separated by spaces), and the corresponding kinds.
 TASKS_ELSEWHERE = {
-    **dict.fromkeys(("ner", "pos", "chunking", "token classification", "sequence labeling"), "tag"),
-    **dict.fromkeys(("classification", "text classification", "sequence classification", "sentiment"), "classify"),
-    **dict.fromkeys(("sentiment analysis", "nli", "text pair classification", "topic"), "classify"),
-    **dict.fromkeys(("multi label", "multi label classification"), "multilabel"),
-    **dict.fromkeys(("qa", "question answering", "mrc", "reading comprehension"), "answer"),
-    **dict.fromkeys(("multiple choice", "mc"), "choose"),
-    **dict.fromkeys(("sts", "embedding", "embeddings", "sentence similarity", "feature extraction"), "similarity"),
-    **dict.fromkeys(("spelling", "csc", "grammar"), "correction"),
+    **dict.fromkeys(("ner", "pos", "chunking", "token classification", "sequence labeling"), TAG.name),
+    **dict.fromkeys(("classification", "text classification", "sequence classification", "sentiment"), CLASSIFY.name),
+    **dict.fromkeys(("sentiment analysis", "nli", "text pair classification", "topic"), CLASSIFY.name),
+    **dict.fromkeys(("multi label", "multi label classification"), MULTILABEL.name),
+    **dict.fromkeys(("qa", "question answering", "mrc", "reading comprehension"), ANSWER.name),
+    **dict.fromkeys(("multiple choice", "mc"), CHOOSE.name),
+    **dict.fromkeys(("sts", "embedding", "embeddings", "sentence similarity", "feature extraction"), SIMILARITY.name),
+    **dict.fromkeys(("spelling", "csc", "grammar"), CORRECTION.name),
 }
 
 

@@ -168,7 +168,7 @@ def test_published_folder_is_read_by_its_name(base: Path, tmp_path: Path) -> Non
     run = run_finetuning(Source("mrpc", tmp_path / "glue"), base, tmp_path / "run", settings=FAST)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
     assert list(results) == ["f1", "accuracy", "rows", "degenerate", "intervals", "by_label", "baseline"]
-    assert results["degenerate"].startswith("says "), "equal rows have equal predictions"
+    assert results["degenerate"].startswith("predicts "), "equal rows have equal predictions"
     assert results["rows"] == 6
     assert load_folder(run).task is not None
     assert load_folder(run).task.names == ("0", "1")  # type: ignore[union-attr]

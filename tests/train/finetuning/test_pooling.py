@@ -215,7 +215,7 @@ def test_refused_where_nothing_is_pooled(base: Path, tmp_path: Path) -> None:
 
 def test_refused_with_frozen_states_and_for_similarity(base: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="pooling is 'mean', but frozen is 'last', whose head reads the states in its"
+        ConfigError, match="pooling is 'mean', but frozen is 'last', whose head pools the states differently"
     ):
         FinetuneSettings(pooling="mean", frozen="last")
     rows = write(tmp_path / "pairs.csv", make_rows(8))

@@ -185,7 +185,7 @@ def test_patience_waits_on_questions_with_answers(base: Path, tmp_path: Path) ->
     )
     source = Source("similarity", path, path, pair="pair")
     run = finetune_similarity(source, base, tmp_path / "run", settings=replace(QUICK, epochs=2, patience=1))
-    assert results(run).keys() == {"mrr", "recall@1", "recall@5", "recall@10", "rows", "intervals"}
+    assert results(run).keys() == {"mrr", "recall@1", "recall@5", "recall@10", "rows", "intervals", "baseline"}
     assert results(run)["mrr"] == pytest.approx(evaluate(run, source).metrics["mrr"])
 
 

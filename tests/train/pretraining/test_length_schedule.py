@@ -61,7 +61,8 @@ def test_what_would_end_the_second_phase_is_told_before_the_first(data: Path) ->
     ):
         phases.check(5, 1)
     with pytest.raises(
-        ConfigError, match=r"batch_size is 8, but 3 processes with 3 parts each share it; .* at least 9"
+        ConfigError,
+        match=r"batch_size is 8 for sequences of 16 tokens, but 3 processes with 3 parts each share it; .* at least 9",
     ):
         phases.check(3, 3)
 

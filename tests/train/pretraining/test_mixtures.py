@@ -194,8 +194,8 @@ def test_the_relation_head_is_saved_and_transformers_loads_the_rest(finished: Pa
 
     loaded = load_folder(finished / "model")
     assert set(loaded.model.head_names) == {"mlm", "nsp", "relation"}
-    theirs: Any
-    theirs, notes = transformers.BertForPreTraining.from_pretrained(finished / "model", output_loading_info=True)
+    loading: Any = transformers.BertForPreTraining.from_pretrained
+    theirs, notes = loading(finished / "model", output_loading_info=True)
     assert (notes["missing_keys"], notes["unexpected_keys"]) == (set(), set())
     assert torch.equal(theirs.cls.seq_relationship.weight, loaded.model.get_parameter("heads.nsp.output.weight"))
 
@@ -230,7 +230,7 @@ def test_what_cannot_be_extended_is_refused(data: Path, finished: Path, tmp_path
         pretrain(data, tmp_path / "b", extend=linear, settings=MIXED)
     with pytest.raises(ConfigError, match=r"has learning_rate 0.0005, and this run 0.001; an extension keeps it"):
         pretrain(data, tmp_path / "c", extend=finished, settings=replace(MIXED, learning_rate=1e-3))
-    with pytest.raises(ConfigError, match=r"its stable checkpoint is at step 8 after .* where the decay"):
+    with pytest.raises(ConfigError, match=r"its stable checkpoint is at step 8, after .* where the decay"):
         pretrain(data, tmp_path / "d", extend=finished, settings=replace(MIXED, steps=9))
 
 

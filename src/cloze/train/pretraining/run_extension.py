@@ -64,8 +64,8 @@ def start_of_extension(base: Path, run: Run, settings: PretrainSettings, group: 
     if not schedule.is_stable(state.step, seconds):
         raise ConfigError(
             f"{base}: its stable checkpoint is at step {state.step:,}, after {seconds / 3600:.2f} hours, where the "
-            f"decay of this run has begun; use more {format_option('steps')} or {format_option('hours')}, counted from the "
-            "start of that run"
+            f"decay of this run has begun; use more {format_option('steps')} or {format_option('hours')}, counted from "
+            "the start of that run"
         )
     if group.is_main:
         size, _ = state.figures["measured"]
