@@ -33,7 +33,7 @@ class DistillFlags(TextDistillSettings, DistillSettings):
     """Size of a new student: tiny, mini, small, medium, base or large; for a task, it is initialized randomly."""
     student: str | None = None
     """Another model as the student: a folder, a run or a hub name; for a task, with the same vocabulary."""
-    epochs: int | None = None
+    epochs: int | None = None  # type: ignore[assignment]
     """Passes over the training rows or texts; by default 6 for a task, and 1 for texts."""
     learning_rate: float | None = None  # type: ignore[assignment]
     """Peak learning rate; by default 1e-4 for a task, and 5e-4 for texts."""

@@ -20,7 +20,7 @@ from cloze.checkpoint import EmbeddingSettings, ModelFolder, load_folder, save_f
 from cloze.checkpoint.pooling_files import Projection
 from cloze.errors import ConfigError, DataError
 from cloze.interrupts import Interrupted
-from cloze.model import Bert
+from cloze.model import Bert, HeadName
 from cloze.predict import load
 from cloze.progress import Silent
 from cloze.text import Tokenizer, learn_pieces, split_sentences
@@ -31,7 +31,7 @@ from cloze.train.distillation.teacher_vectors import TeacherVectors, agreement_w
 from cloze.train.distillation.text_distillation import distill_text
 from cloze.train.run import Run
 from tests.corpus.texts import as_text, make_documents
-from tests.model.made import assert_close
+from tests.model.made import SMALL, assert_close
 from tests.train.made import Listener, interrupted_at
 from tests.train.pretraining.test_pretrain import weights
 
@@ -65,8 +65,6 @@ def teacher(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sentence_encoder(tokenizer: Tokenizer, **settings: Any) -> ModelFolder:
-    from tests.model.made import SMALL
-
     config = replace(
         SMALL,
         vocab_size=tokenizer.size,
@@ -77,7 +75,8 @@ def sentence_encoder(tokenizer: Tokenizer, **settings: Any) -> ModelFolder:
         positions=64,
         initial_deviation=0.1,
     )
-    embedding = EmbeddingSettings(**({"pooling": "mean", "normalize": True} | settings))
+    values: dict[str, Any] = {"pooling": "mean", "normalize": True} | settings
+    embedding = EmbeddingSettings(**values)
     pooler = embedding.pooling == "pooler"
     return ModelFolder(Bert.fresh(config, (), pooler=pooler, seed=1), tokenizer, embedding=embedding)
 
@@ -269,10 +268,10 @@ def test_cached_vectors_equal_computed_ones(text: Path, teacher: Path, tmp_path:
     assert_close(vectors.rows(indices), direct)
     expected = load(teacher).embed(sentences_of(text))[indices]
     assert np.abs(vectors.rows(indices).numpy() - expected).max() < 1e-3, "rounded to float16"
-    inode = vectors.path.stat().st_mtime_ns
+    modified = vectors.path.stat().st_mtime_ns
     again = TeacherVectors(contents, texts.teacher, tmp_path, pooling=None, key={"a": 1}, device=CPU)
     again.fill_cache(Silent())
-    assert vectors.path.stat().st_mtime_ns == inode
+    assert vectors.path.stat().st_mtime_ns == modified
     TeacherVectors(contents, texts.teacher, tmp_path, pooling=None, key={"a": 2}, device=CPU)
     assert not vectors.path.exists(), "another key"
 
@@ -433,7 +432,8 @@ def test_given_student_with_another_vocabulary(
 ) -> None:
     tokenizer = Tokenizer.from_folder(other_vocabulary).with_max_length(16)
     given = sentence_encoder(tokenizer)
-    save_folder(replace(given, model=Bert.fresh(given.model.config, ("mlm",))), tmp_path / "given")
+    heads: tuple[HeadName, ...] = ("mlm",)
+    save_folder(replace(given, model=Bert.fresh(given.model.config, heads)), tmp_path / "given")
     listener, settings = Listener(), replace(QUICK, objective=None, student=str(tmp_path / "given"))
     run = distill_text([text], teacher, tmp_path / "run", settings=settings, progress=listener)
     assert listener.said[:2] == [

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def relations(states: Floats, heads: int) -> Floats:
 def queries_keys_values(bert: Bert, layer: int, ids: torch.Tensor) -> list[Floats]:
     """Compute the projections of a layer, counted from 0, from its weights and the states of one text, (T, H)."""
     states = bert.encode(ids[None], torch.zeros_like(ids)[None], keep_states=True).states[layer][0]
-    linear = bert.encoder.layers[layer].attention.query_key_value
+    linear: Any = bert.get_submodule(f"encoder.layers.{layer}.attention.query_key_value")
     weight, bias = linear.weight.detach().double().numpy(), linear.bias.detach().double().numpy()
     projected = states.detach().double().numpy() @ weight.T + bias
     width = bert.config.hidden_size
@@ -184,11 +185,11 @@ def test_layer_and_heads_of_the_relations() -> None:
 @pytest.mark.parametrize("kind", ["vectors", "relations", "hidden"])
 def test_memory_of_a_step(kind: TextObjective) -> None:
     """The estimate is at least the peak that the profiler measures, and at most half as much again."""
-    shapes = [
+    small, large = (
         replace(TEACHER, hidden_size=width, layers=layers, heads=4, feedforward_size=4 * width, positions=64)
         for width, layers in ((64, 6), (128, 12))
-    ]
-    student, teacher = (Bert.fresh(shape, ()).train() for shape in shapes)
+    )
+    student, teacher = (Bert.fresh(shape, ()).train() for shape in (small, large))
     settings = TextDistillSettings()
     objective: VectorObjective | TokenObjective
     if kind == "vectors":
@@ -210,5 +211,5 @@ def test_memory_of_a_step(kind: TextObjective) -> None:
     def step() -> None:
         objective(batch, batch.counts).loss.backward()
 
-    expected = count_text_activations(*shapes, kind, settings, 8, 64)
+    expected = count_text_activations(small, large, kind, settings, 8, 64)
     assert 0.9 < expected / peak_memory(step) < 1.5

@@ -212,7 +212,7 @@ class TextDistillSettings:
             raise ConfigError(f"held_out is {self.held_out}; a fraction above 0 and up to 0.5 was expected")
         if self.evaluate_every < 1:
             raise ConfigError(f"evaluate_every is {self.evaluate_every}; at least 1 was expected")
-        self.training().loop(1)
+        self.text_training().loop(1)
 
     def _check_objective(self) -> None:
         """Refuse an unknown objective, and settings of another objective than the given one."""
@@ -227,7 +227,7 @@ class TextDistillSettings:
                         f"{self.objective}"
                     )
 
-    def training(self) -> "TextTraining":
+    def text_training(self) -> "TextTraining":
         """Return the settings of the training."""
         return TextTraining(
             epochs=self.epochs or 1,

@@ -223,7 +223,7 @@ class _TextDistillation:
         shapes = self.student.model.config, self._teacher.model.config
         return TrainingParts(
             recorded=self.recorded,
-            settings=self.settings.training(),
+            settings=self.settings.text_training(),
             model=self.model,
             batches=self.batches,
             objective=lambda: self.objective,
