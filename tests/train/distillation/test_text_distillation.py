@@ -1,5 +1,6 @@
 """Distillation on raw text: texts, the cache of the teacher's vectors, students, runs and errors."""
 
+import errno
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 import cloze
 from cloze.checkpoint import EmbeddingSettings, ModelFolder, load_folder, save_folder
 from cloze.checkpoint.pooling_files import Projection
-from cloze.errors import ConfigError, DataError
+from cloze.errors import ClozeError, ConfigError, DataError
 from cloze.interrupts import Interrupted
 from cloze.model import Bert, HeadName
 from cloze.predict import load
@@ -285,6 +286,21 @@ def test_run_without_a_cache_is_nearly_the_same(text: Path, teacher: Path, tmp_p
     assert cosines[0] == pytest.approx(cosines[1], abs=1e-3)
 
 
+def test_full_disk_is_one_line(text: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("cloze.train.distillation.raw_text.replace_json", full)
+    with pytest.raises(
+        ClozeError, match=r"run.teacher: cannot be written \(No space left on device\); free some space"
+    ):
+        distill_text([text], teacher, tmp_path / "run", settings=QUICK)
+    monkeypatch.undo()
+    monkeypatch.setattr(TeacherVectors, "compute", full)
+    with pytest.raises(ClozeError, match=r"vectors\.f16: cannot be written \(No space left on device\); free some"):
+        distill_text([text], teacher, tmp_path / "run", settings=QUICK)
+
+
 def test_cache_without_space_is_refused(
     text: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -467,6 +483,15 @@ def test_default_objective_and_missing_pooling(text: Path, base: Path, tmp_path:
         distill_text([text], plain, tmp_path / "other", settings=QUICK)
     run = distill_text([text], plain, tmp_path / "other", settings=replace(QUICK, pooling="cls", steps=2))
     assert load(run).embedding.pooling == "cls"
+
+
+def test_shapes_are_checked_before_the_run_starts(text: Path, teacher: Path, tmp_path: Path) -> None:
+    settings = replace(QUICK, objective="relations", hidden_size=16, layers=2, relation_heads=5)
+    with pytest.raises(ConfigError, match="relation_heads is 5; a divisor of both hidden sizes, 16 and 32"):
+        distill_text([text], teacher, tmp_path / "run", settings=settings)
+    with pytest.raises(ConfigError, match="teacher_layer is 9, but the teacher has 4 layers"):
+        distill_text([text], teacher, tmp_path / "run", settings=replace(QUICK, objective="relations", teacher_layer=9))
+    assert not (tmp_path / "run").exists()
 
 
 def test_too_little_text(teacher: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cloze.corpus.documents import WHOLE, CorpusSlice, ParagraphReader
 from cloze.corpus.shards import MANIFEST, Corpus, file_digest, read_manifest, verify_corpus
-from cloze.errors import ConfigError, DataError, format_option
+from cloze.errors import ClozeError, ConfigError, DataError, format_option
 from cloze.files import read_json, replace_json
 from cloze.model.batch import Batch, collate
 from cloze.progress import Progress
@@ -188,7 +188,12 @@ class TextSet:
             DataError: If there are too few texts.
         """
         if not (folder / _RECORD).is_file():
-            _write(sources, folder, progress)
+            try:
+                _write(sources, folder, progress)
+            except OSError as error:  # errors of reading name the file that was read
+                raise ClozeError(
+                    f"{folder}: cannot be written ({error.strerror}); free some space and run the same command again"
+                ) from error
         ends = np.fromfile(folder / "student-ends.bin", np.int64)
         student = EncodedTexts(folder / "student-ids.bin", sources.student, sources.max_length, ends)
         teacher = student

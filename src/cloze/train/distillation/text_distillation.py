@@ -29,7 +29,7 @@ from cloze.model.adapters import without_attachment
 from cloze.model.batch import Batch
 from cloze.options import check_given_once, make_settings
 from cloze.predict import Model
-from cloze.predict.embeddings.pooling import find_pool, pooled_width
+from cloze.predict.embeddings.pooling import find_pool, make_vectors, pooled_width
 from cloze.progress import Progress, Silent
 from cloze.tasks.rows import RowSettings
 from cloze.text import Tokenizer
@@ -45,6 +45,8 @@ from cloze.train.distillation.text_objective import (
     TokenObjective,
     VectorObjective,
     count_text_activations,
+    relation_heads,
+    relation_layer,
 )
 from cloze.train.driver import TrainingParts, run_training
 from cloze.train.finetuning.settings import ResolvedSettings
@@ -203,14 +205,32 @@ class _TextDistillation:
         self.settings, self.recorded, self.progress = settings, recorded, progress
         self.folder, self._sources, self._teacher = out / TEACHER, sources, teacher
         pooling: Any = settings.pooling or teacher.embedding.pooling
+        if pooling == "pooler" and self.kind != "vectors" and student.model.pooler is None:
+            pooling = "mean"  # nothing trains a new pooler
         self._embedding = EmbeddingSettings(pooling, teacher.embedding.normalize)
         try:
             self._pool = find_pool(pooling, student.model, student.tokenizer)
         except RequestError as error:
             raise ConfigError(str(error)) from error
         self.student = replace(student, embedding=self._embedding)
+        self._check_shapes()
         self.model = Model(self.student, device=device)
         self.device = self.model.device
+
+    def _check_shapes(self) -> None:
+        """Refuse settings that do not fit the shapes of the models, before the run's folder is created."""
+        ours, theirs, settings = self.student.model.config, self._teacher.model.config, self.settings
+        if self.kind == "relations":
+            relation_layer(theirs, settings.teacher_layer)
+            relation_heads(ours, theirs, settings.relation_heads)
+        elif self.kind == "vectors" and settings.match_width == "pca":
+            pooling: Any = settings.pooling
+            width = make_vectors(self._teacher, pooling, last=True).width(theirs.hidden_size)
+            if self._width > width:
+                raise ConfigError(
+                    f"match_width is 'pca', but the student's vectors have {self._width} dimensions and the teacher's "
+                    f"only {width}; use projection"
+                )
 
     @property
     def kind(self) -> TextObjective:
@@ -243,17 +263,9 @@ class _TextDistillation:
             if settings.cache:
                 self.vectors.fill_cache(self.progress)
             if settings.match_width == "pca" and self._width != self.vectors.width:
-                self._reduce()
+                self.vectors.reduce(self._width, texts.train)
             targets = self.vectors.rows
         return TextBatches(texts, settings.batch_size, settings.seed, self.device, targets)
-
-    def _reduce(self) -> None:
-        if self._width > self.vectors.width:
-            raise ConfigError(
-                f"match_width is 'pca', but the student's vectors have {self._width} dimensions and the teacher's only "
-                f"{self.vectors.width}; use projection"
-            )
-        self.vectors.reduce(self._width, self.texts.train)
 
     @cached_property
     def texts(self) -> TextSet:
