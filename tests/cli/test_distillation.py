@@ -150,7 +150,7 @@ def test_text_is_a_column_with_a_task(run: Cloze, way: Way, tmp_path: Path) -> N
         (("classify",), "DATA is missing"),
         ((), "TASK is missing"),
         (("--text", "{text}", "--vocab", "{rows}"), "{rows}"),
-        (("--text", "{text}", "--max-length", 4096), "max_length is 4096, but the teacher reads at most"),
+        (("--text", "{text}", "--max-length", 4096), "max_length is 4096, but the teacher accepts at most"),
         (("--text", "{text}", "--steps", 3, "--hours", 3), "steps and hours exclude each other"),
     ],
 )

@@ -504,10 +504,12 @@ def test_too_little_text(teacher: Path, tmp_path: Path) -> None:
 
 
 def test_lengths_that_a_model_cannot_read(text: Path, teacher: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="max_length is 64, but the teacher reads at most 48 tokens"):
+    with pytest.raises(ConfigError, match="max_length is 64, but the teacher accepts at most 48 tokens"):
         distill_text([text], teacher, tmp_path / "run", settings=replace(QUICK, max_length=64))
+    run = distill_text([text], teacher, tmp_path / "run", settings=replace(QUICK, max_length=None, start="random"))
+    assert load(run).tokenizer.max_length == 48
     with pytest.raises(ConfigError, match="batch_size is 9999, but there are only"):
-        distill_text([text], teacher, tmp_path / "run", settings=replace(QUICK, batch_size=9999))
+        distill_text([text], teacher, tmp_path / "other", settings=replace(QUICK, batch_size=9999))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from cloze.train.settings import LoopSettings, PrecisionName
 Take = Literal["first", "alternate"]
 WEIGHTS = ("labels_weight", "logits_weight", "states_weight", "attention_weight")
 
+# Default maximum length of a raw text in tokens.
+TEXT_LENGTH = 128
 # What the student reproduces in distillation on raw text, and the settings that only one of these objectives has.
 TextObjective = Literal["vectors", "relations", "hidden"]
 _TEXT_OBJECTIVE_SETTINGS = {
@@ -160,8 +162,8 @@ class TextDistillSettings:
     """With --text: train on single sentences (the default for vectors), or on passages that fill the maximum length."""
     column: str = "text"
     """With --text: column with the texts in JSONL and Parquet files."""
-    max_length: int = 128
-    """With --text: maximum sequence length in tokens of the student; longer sentences are split."""
+    max_length: int | None = None
+    """With --text: maximum length of a text in tokens; by default 128, or the teacher's if that is less."""
     held_out: float = 0.02
     """With --text: fraction of the texts that is held out for evaluation, at most 2,000 texts."""
     cache: bool = True
@@ -237,7 +239,7 @@ class TextDistillSettings:
             batch_size=self.batch_size,
             accumulate=self.accumulate,
             checkpointing=self.checkpointing,
-            max_length=self.max_length,
+            max_length=TEXT_LENGTH if self.max_length is None else self.max_length,
             learning_rate=self.learning_rate,
             warmup=self.warmup,
             weight_decay=self.weight_decay,

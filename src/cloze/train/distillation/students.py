@@ -186,8 +186,6 @@ def make_text_student(
         return _given_text_student(settings.student, settings, progress)
     tokenizer = teacher.tokenizer if settings.vocab is None else _read_vocabulary(settings.vocab, teacher.tokenizer)
     config = _text_config(teacher.model.config, settings, tokenizer)
-    if settings.max_length > config.positions:
-        raise ConfigError(f"max_length is {settings.max_length}; the student accepts at most {config.positions} tokens")
     student = Bert.fresh(config, (), pooler=pooler, seed=settings.seed)
     copied, note = 0, "as requested"
     if settings.start == "layers":
@@ -197,7 +195,7 @@ def make_text_student(
         + (f"initialized from layers {note} of the teacher" if copied else f"initialized randomly, {note}")
     )
     # Position embeddings beyond the training length are trained only if they come from the teacher.
-    longest = teacher.tokenizer.max_length if copied else settings.max_length
+    longest = teacher.tokenizer.max_length if copied else settings.text_training().max_length
     return ModelFolder(student.eval(), tokenizer.with_max_length(min(longest, config.positions)))
 
 
@@ -208,13 +206,13 @@ def _read_vocabulary(name: str, teacher: Tokenizer) -> Tokenizer:
 
 def _given_text_student(name: str, settings: TextDistillSettings, progress: Progress) -> ModelFolder:
     found = load_folder(find_source(name))
-    if settings.max_length > found.model.config.positions:
-        positions = found.model.config.positions
-        raise ConfigError(f"max_length is {settings.max_length}, but {name} accepts at most {positions} tokens")
+    length, positions = settings.text_training().max_length, found.model.config.positions
+    if length > positions:
+        raise ConfigError(f"max_length is {length}, but {name} accepts at most {positions} tokens")
     if found.model.head_names:
         progress.say(f"{name}: its heads {', '.join(found.model.head_names)} are dropped; they fit its old states only")
     bert = with_heads(found.model, (), keep=False, seed=settings.seed, dropout=settings.dropout)
-    longest = max(found.tokenizer.max_length, settings.max_length)
+    longest = max(found.tokenizer.max_length, length)
     return ModelFolder(bert.eval(), found.tokenizer.with_max_length(longest))
 
 

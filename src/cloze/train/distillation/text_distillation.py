@@ -36,7 +36,7 @@ from cloze.text import Tokenizer
 from cloze.text.tokenizer_files import find_vocabulary
 from cloze.train.distillation.distill import describe_size, text_distillation_card
 from cloze.train.distillation.raw_text import TextBatches, TextSet, TextSources
-from cloze.train.distillation.settings import TextDistillSettings, TextObjective
+from cloze.train.distillation.settings import TEXT_LENGTH, TextDistillSettings, TextObjective
 from cloze.train.distillation.students import make_text_student, tokenize_alike
 from cloze.train.distillation.teacher_vectors import TeacherVectors, Vectors, agreement_with_teacher
 from cloze.train.distillation.text_objective import (
@@ -88,6 +88,7 @@ def distill_text(
     student = make_text_student(teacher, settings, pooler=pooler, progress=progress)
     alike = tokenize_alike(student.tokenizer, teacher.tokenizer)
     assert settings.split is not None
+    assert settings.max_length is not None
     sources = TextSources(
         texts,
         settings.column,
@@ -139,9 +140,10 @@ def _resolve(teacher: ModelFolder, name: str, settings: TextDistillSettings, pro
             f"objective is {objective!r}, which compares tokens, but the student has another vocabulary than the "
             "teacher; use vectors, or a student with the teacher's vocabulary"
         )
-    if settings.max_length > teacher.tokenizer.max_length:
-        longest = teacher.tokenizer.max_length
-        raise ConfigError(f"max_length is {settings.max_length}, but the teacher reads at most {longest} tokens")
+    longest = teacher.tokenizer.max_length
+    length = min(TEXT_LENGTH, longest) if settings.max_length is None else settings.max_length
+    if length > longest:
+        raise ConfigError(f"max_length is {length}, but the teacher accepts at most {longest} tokens")
     if objective == "vectors" and settings.pooling is None:
         _check_pooling(teacher, name)
     if settings.objective is None:
@@ -149,7 +151,7 @@ def _resolve(teacher: ModelFolder, name: str, settings: TextDistillSettings, pro
         reason = made if alike else "the vocabularies differ"
         progress.say(f"objective {objective}: {reason}; {format_option('objective')} overrides")
     split = settings.split or ("sentences" if objective == "vectors" else "passages")
-    return replace(settings, objective=objective, split=split)
+    return replace(settings, objective=objective, split=split, max_length=length)
 
 
 def _student_tokenizes_alike(tokenizer: Tokenizer, settings: TextDistillSettings) -> bool:
