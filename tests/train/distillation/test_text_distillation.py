@@ -1,6 +1,7 @@
 """Distillation on raw text: texts, the cache of the teacher's vectors, students, runs and errors."""
 
 import errno
+import gzip
 import json
 import os
 import signal
@@ -361,6 +362,18 @@ def test_passages_fill_the_length_within_documents(text: Path, data: Path) -> No
     found = [ids for ids, _ in TextSources([text], "text", "passages", 64, tokenizer)]
     assert found == expected
     assert len(found) < sum(map(len, documents))
+
+
+def test_columns_and_compressed_files(text: Path, data: Path, tmp_path: Path) -> None:
+    """Texts may be in a column of JSONL and in compressed files; several files are read in order."""
+    tokenizer, lines = Tokenizer.from_folder(data), sentences_of(text)
+    rows, packed = tmp_path / "rows.jsonl", tmp_path / "more.txt.gz"
+    rows.write_text("".join(json.dumps({"body": line}) + "\n" for line in lines[:40]), encoding="utf-8")
+    packed.write_bytes(gzip.compress("\n".join(lines[40:]).encode()))
+    found = [ids for ids, _ in TextSources([rows, packed], "body", "sentences", 48, tokenizer)]
+    assert found == tokenizer.encode_ids(lines)
+    with pytest.raises(DataError, match="no column 'text'; it has: body"):
+        list(TextSources([rows], "text", "sentences", 48, tokenizer))
 
 
 def test_prepared_corpus_gives_its_sentences(data: Path, other_vocabulary: Path) -> None:
