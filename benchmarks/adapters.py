@@ -35,9 +35,9 @@ from cloze.tasks.rows import Source
 from cloze.text import SPECIAL, Tokenizer
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
-from first_rows import first_rows  # in this folder
+from first_rows import first_rows  # module in benchmarks/
 from minilm import minilm
-from public_data import add_data, find_data  # in this folder
+from public_data import add_data, find_data  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 Floats = NDArray[np.float32]
@@ -55,7 +55,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Trained:
-    """A task, its rows and the run with its adapter."""
+    """A task, its rows, and the run that trained its adapter."""
 
     name: str
     data: TaskData
@@ -68,7 +68,7 @@ class Trained:
         return self.data.dev
 
     def answer(self, model: Model, row: int) -> Floats:
-        """Return the raw outputs for one row, in a batch of its own."""
+        """Return the raw outputs for one row, computed in a separate batch."""
         pair = None if self.dev.pairs is None else [self.dev.pairs[row]]
         found: Floats = model.logits([self.dev.texts[row]], pair)[0]
         return found
@@ -146,12 +146,12 @@ def make_adapter(base: Path, folder: Path, attachment: Attachment) -> float:
 
 
 def size(folder: Path) -> int:
-    """Return the bytes of all files below a folder."""
+    """Return the total size in bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def compare_kinds(base: Path, place: Path, changes: int) -> None:
-    """Print parameters, size and switching time of each kind of adapter; random weights are enough for that."""
+    """Print parameters, size and switching time of each kind of adapter; random weights suffice for this."""
     shares = {kind: make_adapter(base, place / kind, attachment) for kind, attachment in KINDS.items()}
     model = cloze.load(base, device="cpu")
     for kind in KINDS:

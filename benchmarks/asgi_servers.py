@@ -2,9 +2,9 @@
 
     python benchmarks/asgi_servers.py --environment ENVIRONMENT [--rounds 5] [--seconds 3] [--patience 45]
 
-granian and hypercorn need an environment of their own: python -m venv ENVIRONMENT, then ENVIRONMENT/bin/pip install
-granian hypercorn uvloop. The servers take turns, round by round, under load from 16 connections; each runs uvloop in
-one process with its default limits. Then every server gets the same unfinished requests. Printed: the seconds until it
+granian and hypercorn need a separate environment: python -m venv ENVIRONMENT, then ENVIRONMENT/bin/pip install
+granian hypercorn uvloop. The servers alternate, round by round, under load from 16 connections; each runs uvloop in
+one process with its default limits. Then every server gets the same unfinished requests. Prints the seconds until it
 closes the connection and, for endless requests, the megabytes that it reads and the growth of its memory.
 """
 
@@ -134,7 +134,7 @@ def hold_on(port: int, first: bytes, again: bytes, pause: float, patience: float
 
 
 def memory(pid: int) -> int:
-    """Return the resident bytes of a process and its children."""
+    """Return the resident memory of a process and its children in bytes."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split()
     lines = Path(f"/proc/{pid}/status").read_text("utf-8").splitlines()
     own = next(int(line.split()[1]) * 1024 for line in lines if "VmRSS" in line)

@@ -3,7 +3,7 @@
     python benchmarks/attention.py [--threads N]
 
 Prints the milliseconds of a forward and backward pass, the best of twelve alternating rounds, without dropout (the
-fused CPU kernel does not support it). The encoder chooses between the two by these figures.
+fused CPU kernel does not support it). The encoder's choice between the two is based on these figures.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from torch.nn import functional
 from cloze.model.encoder import attention_weights
 from cloze.train.memory import keep_freed_memory
 
-# Sequences, heads, tokens and head size of mini, MiniLM and base at common lengths.
+# (sequences, heads, tokens, head size) of mini, MiniLM and base at common lengths.
 SHAPES = ((16, 4, 128, 64), (32, 12, 48, 32), (8, 12, 128, 64), (4, 12, 512, 64))
 
 
@@ -27,7 +27,7 @@ def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute attention as the encoder does, with the softmax in float32."""
+    """Compute attention with explicit weights, as the encoder does, with the softmax in float32."""
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=value.dtype == torch.bfloat16):
         return attention_weights(query, key, None) @ value
 

@@ -8,7 +8,7 @@ the whole vocabulary. Prints top-1 and top-5 accuracy with 95 % confidence inter
 start a word, then the paired difference between the model and the 5-gram in percentage points.
 
 Blanks from one document, and even more from one window, are correlated, so the intervals are clustered by document, or
-by window if there are few documents. Each seed hides other tokens: report a seed that was not used in development.
+by window if there are few documents. Each seed hides different tokens; report a seed that was not used in development.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from cloze.corpus.documents import read_documents
 from cloze.corpus.shards import Corpus
 from cloze.model.losses import masked_word_logits
 from cloze.text import Tokenizer
-from kneser_ney import Ints, KneserNey  # in this folder
+from kneser_ney import Ints, KneserNey  # module in benchmarks/
 
 WINDOW = 126
 SIDE = 4
@@ -37,7 +37,7 @@ LEAST_GROUPS = 30
 
 @dataclass(frozen=True)
 class Blank:
-    """A window of tokens and the position that is hidden."""
+    """A window of tokens, and the position of the hidden token."""
 
     tokens: Ints
     place: int
@@ -53,7 +53,7 @@ class Blank:
 def make_blanks(text: Path, tokenizer: Tokenizer, count: int, seed: int = 0) -> list[Blank]:
     """Draw windows from the text, each with one hidden token at least four tokens from either end.
 
-    If there are fewer windows than blanks, windows are reused with other positions.
+    If there are fewer windows than blanks, windows are reused with different positions.
     """
     documents = ["\n".join(document) for document in read_documents([text])]
     windows = [
@@ -72,7 +72,7 @@ def make_blanks(text: Path, tokenizer: Tokenizer, count: int, seed: int = 0) -> 
 
 
 def model_ranks(folder: Path, blanks: list[Blank]) -> list[int]:
-    """Return, per blank, the number of tokens that the model scores above the hidden one."""
+    """Return for each blank the number of tokens that the model scores higher than the hidden one."""
     loaded = load_folder(folder)
     bert, tokenizer = loaded.model.eval(), loaded.tokenizer
     ranks: list[int] = []
@@ -90,7 +90,7 @@ def model_ranks(folder: Path, blanks: list[Blank]) -> list[int]:
 
 
 def counted_ranks(corpus: Path, blanks: list[Blank]) -> dict[str, list[int]]:
-    """Return the ranks by the 5-gram, with the left context alone and with both contexts."""
+    """Return the ranks under the 5-gram model, with the left context alone and with both contexts."""
     opened = Corpus.open(corpus)
     vocabulary = Tokenizer.from_folder(corpus).size
     ngrams = KneserNey(opened.read(0, int(opened.sentences[-1])).astype(np.int64), vocabulary)

@@ -3,9 +3,9 @@
     python benchmarks/busy_machine.py [--only training fp32 int8 service] [--busy 0 1 2] [--rounds 3] [--seconds 2]
 
 Variants: cloze without --threads, and fixed numbers of threads (1 and 2 unless --fixed is given) with libgomp's default
-spinning, as in plain PyTorch. Each variant runs in its own process; they take turns, round by round, while the given
-number of other processes run ``while True: pass``. Printed per workload and load: the median rate and the rate of each
-round (tokens per second in training, texts per second otherwise), and the ratio of cloze to the best fixed number.
+spinning, as in plain PyTorch. Each variant runs in its own process; they alternate, round by round, while the given
+number of other processes run ``while True: pass``. Prints for each workload and load the median speed and the speed of
+each round (tokens per second in training, texts per second otherwise), and the ratio of cloze to the best fixed number.
 
 training pre-trains the preset mini on the bundled books; start-up is excluded. fp32 and int8 embed paragraphs with
 --model (the shipped model by default). service runs `cloze serve` in int8, with clients in threads of this process.
@@ -42,7 +42,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
         work(sys.argv[2], Path(sys.argv[3]), sys.argv[4])
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the handler lets the busy processes end with this one
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the busy processes with this one
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--busy", nargs="+", type=int, default=[0, 1, 2], help="numbers of competing busy processes")
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def compare(workload: str, busy: int, workers: dict[str, Any], rounds: int, seconds: float) -> None:
-    """Let the variants take turns, starting each round with another one, and print their rates."""
+    """Alternate between the variants, starting each round with a different one, and print their speeds."""
     found: dict[str, list[float]] = {variant: [] for variant in workers}
     for number in range(rounds):
         first = number % len(workers)
@@ -97,14 +97,14 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def environment(variant: str) -> dict[str, str]:
-    """Return the environment of a variant; fixed numbers of threads spin as in plain PyTorch."""
+    """Return the environment of a variant; with a fixed number, threads spin as in plain PyTorch."""
     plain = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT")}
     return plain if variant == CHOSEN else plain | {"GOMP_SPINCOUNT": DEFAULT_SPIN}
 
 
 @contextmanager
 def measured(workload: str, variant: str, scratch: Path, arguments: argparse.Namespace) -> Iterator[Any]:
-    """Start the process of a variant; yield a function that returns its rate over a number of seconds."""
+    """Start the process of a variant; yield a function that returns its speed over a number of seconds."""
     if workload == "service":
         with service(variant, arguments.model) as rate:
             yield rate
@@ -130,13 +130,13 @@ def measured(workload: str, variant: str, scratch: Path, arguments: argparse.Nam
 
 
 def work(job: str, scratch: Path, model: str) -> None:
-    """Run as the process of a variant: read a number of seconds per line, work that long, print the rate."""
+    """Run as the process of a variant: for each line with a number of seconds, work that long and print the speed."""
     logging.disable(logging.WARNING)  # hides the warnings about truncated texts
     workload, variant = job.split()
     from cloze.threads import request_threads, shorten_spinning
 
     if variant == CHOSEN:
-        shorten_spinning()  # as the command line does; fixed variants set the variable themselves
+        shorten_spinning()  # as the command line does; variants with a fixed number set the variable themselves
     request_threads(None if variant == CHOSEN else int(variant))
     turn = training(scratch, variant) if workload == "training" else embedding(model, workload)
     turn(0.0)

@@ -1,12 +1,12 @@
 """Measure word and sentence splitting: speed, lossless reassembly, and agreement with jieba.
 
-    pip install jieba    # the peer; the extra "bench" has it
+    pip install jieba    # for comparison; included in the extra "bench"
     python benchmarks/chinese.py [--data ../shared/data] [--megabytes 2] [--sample 0.3] [--whole]
 
 Splits every text of each corpus (the first ``--megabytes``, or all of it with ``--whole``) and reassembles it from the
 spans and the gaps. Speeds are MB of UTF-8 per second. jieba is pure Python and about ten times slower, so it gets only
-``--sample`` megabytes of each Chinese corpus, in chunks that alternate with ours. Agreement is the share of jieba's
-spans that cloze returns as well. Prints a table and some example lines.
+``--sample`` megabytes of each Chinese corpus, in chunks that alternate with those of cloze. Agreement is the share of
+jieba's spans that cloze returns as well. Prints a table and some example lines.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cloze.text import WordSplitter, sentence_spans
 from cloze.text.characters import is_ideograph
-from public_data import add_data, find_data  # in this folder
+from public_data import add_data, find_data  # module in benchmarks/
 
 Spans = list[tuple[int, int]]
 
@@ -68,7 +68,7 @@ def jieba_spans(text: str) -> Spans:
 
 
 def compare(texts: list[str], splitter: WordSplitter, megabytes: float) -> tuple[float, float, float]:
-    """Return the seconds of cloze and jieba on the same texts, in turns, and the share of equal Chinese words."""
+    """Return the seconds of cloze and jieba, alternating on the same texts, and the share of equal Chinese words."""
     ours = theirs = 0.0
     equal = total = size = 0
     for text in texts:

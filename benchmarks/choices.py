@@ -1,11 +1,11 @@
-"""Ablate pre-training choices: runs that differ in one setting from masked tokens with next-sentence prediction.
+"""Ablate pre-training choices: each run differs in one setting from token masking with next-sentence prediction.
 
     python benchmarks/choices.py --text runs/mini/train.txt --held-out runs/mini/held_out.txt [--steps 6000]
 
-Every run trains `tiny` from the same start, for the same number of updates and tokens, on the same ten megabytes of
-books. Each is evaluated on the same masked tokens of held-out books and fine-tuned on two tasks with three seeds.
-Printed per run: loss and accuracy on masked tokens, then the mean and standard deviation of the task scores. Results
-are stored in --out; re-running the same command resumes there.
+Every run trains `tiny` from the same initial weights, for the same number of updates and tokens, on the same ten
+megabytes of books. Each is evaluated on the same masked tokens of held-out books and fine-tuned on two tasks with three
+seeds. Prints for each run the loss and accuracy on masked tokens, then the mean and standard deviation of the task
+scores. Results are stored in --out; re-running the same command resumes from them.
 """
 
 import argparse
@@ -30,11 +30,11 @@ from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.pretraining.held_out import evaluate_masked_words
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import MlmEvaluationSettings, PretrainSettings
-from first_rows import first_rows  # in this folder
-from public_data import add_data, find_data  # in this folder
+from first_rows import first_rows  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
 
 TEXT_BYTES = 10_000_000
-# Short sequences first: with 64 tokens alone, a model this narrow does not start to learn within ten minutes.
+# Short sequences come first: with 64 tokens alone, a model this narrow does not start to learn within ten minutes.
 BASE = PretrainSettings(
     preset="tiny",
     batch_size=64,

@@ -5,9 +5,9 @@
     python benchmarks/correction.py english --model cloze-mini --text ENGLISH.txt --test HELD_OUT.txt
 
 The baseline proposes the same candidates (SIGHAN's confusion set; words within edit distance two) and decides in the
-same way, but scores them with a Kneser-Ney model of both contexts, counted on ``--text``: pass the model's training
-text. From ``--pairs``, the rows that the model was fine-tuned on, it also estimates how often one character is written
-for another. Both tune their threshold on rows outside the test set: SIGHAN 2014, or other lines of the held-out text.
+same way, but scores them with a Kneser-Ney model of both contexts, counted on ``--text``, which should be the model's
+training text. From ``--pairs``, the rows that the model was fine-tuned on, it also estimates how often one character is
+written for another. For both, the threshold is tuned outside the test set: on SIGHAN 2014, or on other held-out lines.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from cloze.tasks.correction.examples import Corrections, read_corrections
 from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.correction.metrics import Changes, applied, choose_threshold, score_corrections
 from cloze.tasks.text_edits import Similar, read_synonyms
-from ngram_correction import NgramCorrector  # in this folder
-from public_data import add_data, find_data  # in this folder
+from ngram_correction import NgramCorrector  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SHOWN = ("correction_f1", "detection_f1", "character_correction_f1", "character_detection_f1", "false_alarms")
@@ -54,7 +54,7 @@ def misspell(text: str, generator: np.random.Generator) -> str:
 
 
 def english_rows(path: Path, rows: int, seed: int = 0) -> tuple[Corrections, Corrections]:
-    """Read the lines of a text and misspell every other one; return tuning and test rows."""
+    """Read the lines of a text and misspell every second line; return tuning and test rows."""
     generator = np.random.default_rng(seed)
     lines = [line for document in read_documents([path]) for line in document if 40 <= len(line) <= 300]
     chosen = [lines[index] for index in generator.permutation(len(lines))[: 2 * rows]]
@@ -76,7 +76,7 @@ def counted_changes(counts: NgramCorrector, texts: Sequence[str]) -> Changes:
 def print_scores(
     method: str, tune: Corrections, test: Corrections, changes_of: Callable[[Sequence[str]], Changes]
 ) -> None:
-    """Choose a threshold on the tuning rows; print the scores on these and on the test rows."""
+    """Choose a threshold on the tuning rows; print the scores on the tuning and on the test rows."""
     tuning, testing = changes_of(tune.sources), changes_of(test.sources)
     threshold = choose_threshold(tune.sources, tune.targets, tuning)
     for split, rows, changes in (("tuning", tune, tuning), ("test", test, testing)):

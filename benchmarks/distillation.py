@@ -21,8 +21,8 @@ import torch
 from cloze.tasks.rows import Source
 from cloze.train.distillation.distill import distill
 from cloze.train.distillation.settings import DistillSettings
-from kept_scores import ScoreCache  # in this folder
-from public_data import add_data, find_data, is_published  # in this folder
+from kept_scores import ScoreCache  # module in benchmarks/
+from public_data import add_data, find_data, is_published  # module in benchmarks/
 from scores import CACHE as TEACHERS
 from scores import FOLDERS, score, source_of, tune
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 CACHE = ScoreCache(Path(__file__).with_suffix(".json"))
 METHODS: dict[str, dict[str, Any]] = {
     "distilled": {},
-    "labels alone": {  # plain fine-tuning
+    "labels alone": {  # equivalent to plain fine-tuning
         "dropout": 0.1,
         "labels_weight": 1.0,
         "logits_weight": 0.0,
@@ -62,7 +62,7 @@ def measure(source: Source, methods: list[str], seed: int, out: Path) -> dict[st
     def teacher() -> float:
         return TEACHERS.get(f"{source.task} cloze {seed}", partial(score, source, "cloze", seed, out))
 
-    # Cached together with its students: they must be compared with the teacher that taught them.
+    # Cached together with its students, because they must be compared with the teacher that trained them.
     scores = {"teacher": CACHE.get(f"{source.task} teacher {seed}", teacher)}
     for method in methods:
         scores[method] = CACHE.get(f"{source.task} {method} {seed}", partial(student, method))

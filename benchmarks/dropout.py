@@ -1,9 +1,9 @@
-"""Compare the cost of PyTorch's dropout and cloze's on a CPU, forward and backward.
+"""Compare the cost of PyTorch's and cloze's dropout on a CPU, forward and backward.
 
     python benchmarks/dropout.py [--threads 1]
 
-The input has the shape of a mini model's attention weights; rounds alternate. Printed: nanoseconds per element (best
-and median of twenty rounds), their ratio, and the share of elements that each really drops.
+The input has the shape of a mini model's attention weights; rounds alternate. Prints the nanoseconds per element (best
+and median of twenty rounds), their ratio, and the actual share of dropped elements.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cloze.model.building_blocks import Dropout
 
-SHAPE = (32, 4, 128, 128)  # 32 sequences, 4 heads, 128 tokens
+SHAPE = (32, 4, 128, 128)  # 32 sequences, 4 heads, 128 x 128 tokens
 ROUNDS = 20
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/eager_layers.py [--rounds 15] [--texts 128] [--clock processor]
 
-Both embed with all-MiniLM-L6-v2 in int8 by PyTorch's own kernels. They alternate per text set, and the best round is
-reported. Text sets: sentences of mixed length (mixed), their first six words (short), and one short text. The last
-column is the eager time divided by the TorchScript time.
+Both embed texts with all-MiniLM-L6-v2 in int8, using PyTorch's own kernels. They alternate per text set, and the best
+round is reported. Text sets: sentences of mixed length (mixed), their first six words (short), and one short text. The
+last column is the eager time divided by the TorchScript time.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import torch
 import cloze
 from cloze.predict import Model, load
 from cloze.predict.quantization import precision
-from minilm import minilm  # in this folder
+from minilm import minilm  # module in benchmarks/
 
 TEXTS = Path(cloze.__file__).parent / "demo" / "data" / "authors_dev.tsv"
 ONE_TEXT_CALLS = 20

@@ -17,8 +17,8 @@ from cloze.corpus.documents import read_documents
 from cloze.predict import load
 from cloze.predict.embeddings.comparison import report_embeddings
 from cloze.tasks.classification.published import GLUE, read_split
-from minilm import minilm  # in this folder
-from public_data import add_data, find_data  # in this folder
+from minilm import minilm  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
 
 
 def read_pairs(data: Path, rows: int | None) -> tuple[list[str], list[str], list[float]]:

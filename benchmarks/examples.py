@@ -3,8 +3,8 @@
     python benchmarks/examples.py [--tokens 30000000] [--documents 8000]
 
 The corpus consists of random ids, with 24 tokens per sentence and 1.25 pieces per word on average; nothing is read from
-disk. A training step takes some tenths of a second or more on a CPU, so the last column gives the share of one second
-that a batch takes.
+disk. A training step takes at least a few tenths of a second on a CPU, so the last column gives the time per batch as a
+share of one second.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def make_corpus(tokens: int, documents: int) -> Corpus:
     cuts = np.sort(generator.choice(np.arange(1, len(lengths)), documents - 1, replace=False))
     starts = generator.random(sentences[-1]) < 0.8
     starts[sentences[:-1]] = True
-    draw = generator.random(len(starts)) ** 3  # a few words are frequent
+    draw = generator.random(len(starts)) ** 3  # the distribution is skewed, so that a few words are frequent
     ids = np.where(starts, len(SPECIAL) + draw * WORDS, len(SPECIAL) + WORDS + draw * ENDINGS).astype(np.uint16)
     bounds = np.concatenate([[0], cuts, [len(lengths)]]).astype(np.int64)
     return Corpus(ids, sentences, bounds, np.packbits(starts, bitorder="little"))

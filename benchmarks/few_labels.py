@@ -4,10 +4,10 @@
         [--sizes 50 200 400 1000] [--ways tfidf few contrastive full auto] [--seeds 2] [--out runs/few-labels]
 
 Every cell is a run of ``cloze finetune`` with its defaults except 64 tokens per text and fp32, or scikit-learn's
-logistic regression on TF-IDF (``tfidf``). A seed selects the training rows and seeds the training; the dev rows are the
-same for all. English tasks start from all-MiniLM-L6-v2, Chinese ones from m3e-small, or from the shipped model if these
-packages are missing. Accuracies and CPU seconds are stored in --out/scores.json, and re-running the same command
-measures what is missing. Prints a Markdown table with the accuracy of each seed and the mean CPU seconds.
+logistic regression on TF-IDF (``tfidf``). A seed determines the training rows and the training itself; the dev rows are
+the same for all seeds. English tasks start from all-MiniLM-L6-v2, Chinese ones from m3e-small, or from the shipped
+model if these packages are missing. Accuracies and CPU seconds are stored in --out/scores.json, and re-running the same
+command measures what is missing. Prints a Markdown table with the accuracy of each seed and the mean CPU seconds.
 """
 
 import argparse
@@ -33,9 +33,9 @@ from cloze.predict import evaluate
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
-from kept_scores import ScoreCache  # in this folder
-from public_data import add_data, find_data  # in this folder
-from task_samples import TASKS, read_sample  # in this folder
+from kept_scores import ScoreCache  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
+from task_samples import TASKS, read_sample  # module in benchmarks/
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "few": {"few": True},
@@ -44,13 +44,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "auto": {},
 }
 METHODS = ("tfidf", *SETTINGS)
-SCORED_BY_RUNS = 20  # Dev rows for the evaluation after every epoch; the final score uses all of them.
+SCORED_BY_RUNS = 20  # Number of dev rows for the evaluation after every epoch; the final score uses all dev rows.
 
 Rows = list[dict[str, str]]
 
 
 def choose_model(task: str) -> str:
-    """Return a sentence-vector model for the task's language, or the shipped model if its package is missing."""
+    """Return a sentence-embedding model for the task's language, or the shipped model if its package is missing."""
     packaged = PACKAGED_MODELS[TASKS[task].is_chinese]
     return str(packaged.find() or SHIPPED_MODEL)
 
@@ -109,7 +109,7 @@ def score_tfidf(train: Rows, dev: Rows, *, chinese: bool) -> tuple[float, float]
 
 @dataclass(frozen=True)
 class Cell:
-    """One method on one sample of a task's rows."""
+    """One table cell: one method on one sample of a task's rows."""
 
     task: str
     model: str
@@ -123,7 +123,7 @@ class Cell:
         return f"{Path(self.model).name} {self.task} {self.size} {self.method} {self.seed}"
 
     def measure(self, arguments: argparse.Namespace, kept: ScoreCache) -> float:
-        """Return the accuracy; the CPU seconds are stored under a key of their own."""
+        """Return the accuracy; the CPU seconds are stored under a separate key."""
         train, dev = draw_rows(arguments.data, self.task, self.size, arguments.dev_rows, self.seed, arguments.out)
         if self.method == "tfidf":
             accuracy, seconds = score_tfidf(train, dev, chinese=TASKS[self.task].is_chinese)

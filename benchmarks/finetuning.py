@@ -2,11 +2,11 @@
 
     python benchmarks/finetuning.py [--steps 300] [--threads N]
 
-MiniLM on MRPC: batches of 32 rows of at most 128 tokens, the paper's dropout, AdamW. Each runs in a separate process,
-and only one of them makes a step at a time. The Trainer has three variants: rows padded to 128 as in its examples,
-padded to the longest row of the batch, and grouped by length (with bf16 where the hardware is faster with it). Prints
-rows per second, the median seconds per step and the speed of cloze relative to each variant. For dev scores see
-scores.py.
+Both train MiniLM on MRPC: batches of 32 rows of at most 128 tokens, the paper's dropout, AdamW. Each runs in a separate
+process, and only one of them runs a step at a time. The Trainer has three variants: rows padded to 128 as in its
+examples, padded to the longest row of the batch, and grouped by length (with bf16 where the hardware is faster with
+it). Prints rows per second, the median seconds per step and the speed of cloze relative to each variant. For dev scores
+see scores.py.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from minilm import minilm  # in this folder
-from public_data import add_data, find_data  # in this folder
+from minilm import minilm  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
 from trainer_peer import BATCH, LENGTH, RATE, make_trainer
 
 ROOT = Path(__file__).parents[1]
@@ -83,7 +83,7 @@ def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, 
     bert = with_heads(base.model, (head,), labels=len(data.labels), keep=False, seed=0)
 
     class InTurns(TaskBatches):
-        """Times each step from one request for a batch to the next, which covers everything that the loop does."""
+        """Batches that time each step from one request for a batch to the next, which covers all work of the loop."""
 
         begun: float | None = None
 

@@ -7,7 +7,7 @@
 Every cell is one fine-tuning run, scored by the task's main metric in percent. Training rows are sampled with a fixed
 seed; the number of dev rows is limited. Scores are stored in --out/scores.json, and re-running the same command
 measures what is missing. Prints a Markdown table with one line per model, task, size and number of epochs, and one
-column per learning rate. Rate 0, 0 epochs and batch size 0 stand for the product's defaults.
+column per learning rate. A learning rate, number of epochs or batch size of 0 stands for the default of cloze.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from cloze.predict import evaluate_examples, load
 from cloze.tasks.registry import TaskData
 from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.settings import FinetuneSettings
-from kept_scores import ScoreCache  # in this folder
-from public_data import add_data, find_data  # in this folder
-from task_samples import TASKS, find_model, read_sample  # in this folder
+from kept_scores import ScoreCache  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
+from task_samples import TASKS, find_model, read_sample  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 VARIANTS: dict[str, dict[str, Any]] = {

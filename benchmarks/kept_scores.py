@@ -1,4 +1,4 @@
-"""A cache of scores, stored in a file beside the benchmark that measures them.
+"""A cache of scores, stored in a file next to the benchmark that measures them.
 
 Each score is written as soon as it is measured, so that re-running the same command measures only what is missing.
 """
@@ -17,7 +17,7 @@ class ScoreCache:
         self._path = path
 
     def move(self, path: Path) -> None:
-        """Store scores elsewhere; the files beside the scripts hold results on the published data."""
+        """Store scores in another file; the files next to the scripts hold results on the published data."""
         self._path = path
 
     def get(self, key: str, measure: Callable[[], float]) -> float:

@@ -18,9 +18,9 @@ Floats = NDArray[np.float64]
 class _Order:
     """The n-grams of one length."""
 
-    keys: Ints  # sorted: rank of the prefix * vocabulary + last token
+    keys: Ints  # sorted keys: rank of the prefix * vocabulary size + last token
     gains: Floats  # (count - discount) / total of the prefix
-    starts: Ints  # index of the first n-gram of each prefix, and the end
+    starts: Ints  # index of the first n-gram of each prefix, and the end index
     rests: Floats  # by prefix: the probability mass left for the shorter context
 
 
@@ -30,9 +30,9 @@ class KneserNey:
     def __init__(self, tokens: Ints, vocabulary: int, order: int = 5) -> None:
         self.vocabulary, self.order = vocabulary, order
         ranks = tokens.astype(np.int64)  # rank of the n-gram that starts at each position
-        uniques: list[tuple[Ints, Ints, Ints, Ints]] = []  # keys, counts, one position of each, ranks by position
+        uniques: list[tuple[Ints, Ints, Ints, Ints]] = []  # keys, counts, a position of each, ranks by position
         keys, first, counts = np.unique(ranks, return_index=True, return_counts=True)
-        # All tokens are unigrams, seen or not, so that rank and id agree.
+        # All tokens are included as unigrams, seen or not, so that a token's rank equals its id.
         uniques.append((np.arange(vocabulary), np.bincount(ranks, minlength=vocabulary), np.zeros(0, np.int64), ranks))
         for length in range(2, order + 1):
             keys = ranks[: len(tokens) - length + 1] * vocabulary + tokens[length - 1 :]

@@ -2,11 +2,11 @@
 
     python benchmarks/ladder.py [--data ../shared/data] [--rounds 7]
 
-The text is the biomedical corpus, the vocabulary that of the MiniLM weights. The added words are the 10,000 best-ranked
-candidates from this text and the NSF abstracts. The entities are pairs of words with at least one that the vocabulary
-lacks: the 50,000 most frequent pairs of the NSF abstracts (some occur in the text) or of the text itself (all occur).
-The peer is `transformers` with the same words as added tokens. All variants take turns in one run; ratios to the plain
-tokenizer ("none") are medians over the rounds.
+The text is the biomedical corpus; the vocabulary is that of the MiniLM weights. The added words are the 10,000
+best-ranked candidates from this text and the NSF abstracts. The entities are pairs of words with at least one that the
+vocabulary lacks: the 50,000 most frequent pairs of the NSF abstracts (some occur in the text) or of the text itself
+(all occur). The peer is `transformers` with the same words as added tokens. All variants alternate in one run; ratios
+to the plain tokenizer ("none") are medians over the rounds.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from cloze.text import Tokenizer
 from cloze.text.oov.coverage import measure_coverage
 from cloze.text.oov.extension import Additions, EntityRow, WordRow, extend_tokenizer
 from cloze.text.oov.ladder import Entity
-from minilm import minilm  # in this folder
-from public_data import add_data, find_data  # in this folder
+from minilm import minilm  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
 
 WORDS, ENTITIES = 10_000, 50_000
 Work = Callable[[list[str]], object]
@@ -93,7 +93,7 @@ def _peer(words: list[str]) -> Work:
 
 def _compare(title: str, works: dict[str, Work], texts: list[str], megabytes: float, rounds: int) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in works}
-    for work in works.values():  # warm-up: caches, memory
+    for work in works.values():  # warm-up, which fills caches and allocates memory
         work(texts[:200])
     for _ in range(rounds):
         for name, work in works.items():

@@ -4,11 +4,11 @@
     python benchmarks/left_out.py padding [--texts 8 16 64 400] [--rounds 10]
 
 states   Training steps that compute all states of the last layer ("all") or only those that the heads use ("needed").
-         Masked words with next sentences use 15 % of the tokens and the first; a classifier uses only the first.
+         Pre-training (MLM and NSP) uses 15 % of the tokens and the first; a classifier uses only the first.
 padding  Prediction with MiniLM's shape on texts of mixed length: padded to the longest, one pass per length, or packed
          into one row without padding. The weights are random, since only time is measured.
 
-Variants take turns; the best round of each is printed.
+Variants alternate; the best round of each is printed.
 """
 
 import argparse
@@ -27,8 +27,8 @@ MINILM = BertConfig(vocab_size=30522, hidden_size=384, layers=6, heads=12, feedf
 
 
 def pretraining_step(model: Bert, ids: Tensor, saving: bool) -> Tensor:
-    """Run the forward pass of masked words and next sentences."""
-    words = torch.arange(1, ids.numel(), 7)  # about 15 %
+    """Run the forward pass of pre-training with masked words and next-sentence prediction."""
+    words = torch.arange(1, ids.numel(), 7)  # about 15 % of the tokens
     words = words[words % ids.shape[1] != 0]
     needed = torch.cat([first_positions(ids), words]) if saving else None
     last = model(ids, torch.zeros_like(ids), None, needed).last
@@ -44,7 +44,7 @@ def classifying_step(model: Bert, ids: Tensor, saving: bool) -> Tensor:
 
 
 def best_of(variants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Return the shortest time of each variant, measured in turns."""
+    """Return the shortest time of each variant; the variants alternate."""
     best = dict.fromkeys(variants, float("inf"))
     for _ in range(rounds):
         for name, variant in variants.items():

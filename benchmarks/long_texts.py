@@ -22,7 +22,7 @@ from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from kept_scores import ScoreCache  # in this folder
+from kept_scores import ScoreCache  # module in benchmarks/
 
 CACHE = ScoreCache(Path(__file__).with_suffix(".json"))
 METHODS: tuple[LongTexts, ...] = ("cut", "head-tail", "windows")

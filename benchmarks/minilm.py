@@ -1,4 +1,4 @@
-"""The location of the all-MiniLM-L6-v2 weights, which come as a Python package."""
+"""The location of the all-MiniLM-L6-v2 weights, which are installed as a Python package."""
 
 import importlib.util
 from pathlib import Path

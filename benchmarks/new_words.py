@@ -4,10 +4,10 @@
 
 The first table gives the coverage of MiniLM's vocabulary before and after adding the best candidate words of the text.
 Then MiniLM, which ships without a masked-word head, is trained further with a new head on the extended vocabulary.
-Vectors of added words start at the mean of their pieces or at random. Data order, masks and the initial head are the
-same for both. The second table gives the held-out masked-word loss during training, over all masked tokens and over
-those whose answer is an added word. Results are stored in --out as they are measured, and finished runs are not
-repeated.
+Vectors of added words are initialized with the mean of their pieces or at random. Data order, masks and the initial
+head are the same for both. The second table gives the held-out masked-word loss during training, over all masked tokens
+and over those whose answer is an added word. Results are stored in --out as they are measured, and finished runs are
+not repeated.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from cloze.text.oov.coverage import Coverage, measure_coverage
 from cloze.train.optimization import Schedule, make_optimizer, set_rate
 from cloze.train.pretraining.held_out import SEED
 from cloze.train.pretraining.objective import PretrainingObjective
-from minilm import minilm  # in this folder
-from public_data import add_data, find_data  # in this folder
+from minilm import minilm  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
 
 LENGTH, BATCH, RATE = 64, 16, 2e-4
 HEADS: tuple[HeadName, ...] = ("mlm", "nsp")

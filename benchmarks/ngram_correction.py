@@ -16,7 +16,7 @@ from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.text_edits import Similar, cased_like
 from cloze.text import Tokenizer
 from cloze.text.encoding import Word
-from kneser_ney import Floats, Ints, KneserNey  # in this folder
+from kneser_ney import Floats, Ints, KneserNey  # module in benchmarks/
 
 # Words that are split into pieces share one entry; its probability is divided among this many words.
 _UNKNOWN_WORDS = 100_000
@@ -25,7 +25,7 @@ _BEFOREHAND = 100
 
 
 class Mistaken:
-    """Counts of characters written for others, from rows of equal length."""
+    """Counts of confused characters, from pairs of misspelled and correct texts of equal length."""
 
     def __init__(self, rows: Corrections, mistakes: float) -> None:
         self._mistakes = mistakes
@@ -35,7 +35,7 @@ class Mistaken:
         self._written = Counter({pair: count for pair, count in written.items() if pair[0] != pair[1]})
 
     def pairs(self) -> dict[str, list[str]]:
-        """Return the written characters, each with the intended ones."""
+        """Return the misspelled characters, each with the intended ones."""
         found: dict[str, list[str]] = {}
         for own, right in self._written:
             found.setdefault(own, []).append(right)

@@ -2,9 +2,9 @@
 
     python benchmarks/peak_memory.py [--vocab FILE] [--only large]
 
-Base at 512 tokens, and base and large at 512 tokens with activation checkpointing, with the paper's vocabulary size.
-Prints the predicted peak, the peak resident memory of ``cloze pretrain`` with the same flags, and their ratio. A run
-takes twenty steps and writes a checkpoint and a model: batches differ in size, so the peak is not reached at once.
+The shapes are base at 512 tokens, and base and large at 512 tokens with activation checkpointing, with the paper's
+vocabulary size. Prints the predicted peak, the peak resident memory of ``cloze pretrain`` with the same flags, and
+their ratio. A run takes twenty steps, because batches differ in size, and writes a checkpoint and a model.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 from cloze.corpus.preparation.prepare import prepare
 from cloze.demo.flow import DATA
 from cloze.text import Tokenizer
-from public_data import add_data, find_data  # in this folder
+from public_data import add_data, find_data  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 SHAPES = {

@@ -1,10 +1,10 @@
-"""Measure text preparation: speed per core compared with the original's method, and memory by text size.
+"""Measure text preparation: speed per core compared with the original method, and memory by text size.
 
     python benchmarks/prepare.py [--part speed|memory|verify] [--megabytes 10] [--sizes 10 100 1000] [--data ...]
 
 speed   CPU seconds on one core, from text with one sentence per line to examples of 128 tokens. cloze runs
         ``cloze prepare --lines sentences`` with one worker, which also finds word boundaries, and then one epoch of
-        batches; the original's method is ``reference_examples.py``.
+        batches; the original method is in ``reference_examples.py``.
 memory  ``cloze prepare`` with one worker per core on texts of several sizes: peak resident memory of the main process
         ("leader") and of all processes. A text of one shard (about 10 MB) is prepared by one process.
 verify  Speed of comparing a finished corpus with its manifest.
@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from public_data import add_data, find_data  # in this folder
+from public_data import add_data, find_data  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 BOOKS = "corpus_en/books_en.txt.xz"

@@ -3,8 +3,8 @@
     python benchmarks/pretraining.py [--presets mini base] [--steps 60] [--threads 2]
 
 Both start from the same weights and train on the same masked batches of real text, with the paper's dropout, AdamW
-(fused), gradient clipping and learning rates, in the same precision (bf16 where the hardware supports it, else fp32).
-Each runs in a separate process, and steps alternate. Printed: tokens per second of the best and the median step, the
+(fused), gradient clipping and learning rates, in the same precision (bf16 if the hardware supports it, or fp32).
+Each runs in a separate process, and steps alternate. Prints the tokens per second of the best and the median step, the
 ratio, the share of the machine's matrix-product peak, the share of a step spent on creating batches, and the two loss
 curves.
 """
@@ -33,7 +33,7 @@ from cloze.text import Tokenizer
 from cloze.train.memory import keep_freed_memory
 from cloze.train.optimization import Precision, make_optimizer, measure_peak
 from cloze.train.pretraining.objective import PretrainingObjective
-from public_data import add_data, find_data  # in this folder
+from public_data import add_data, find_data  # module in benchmarks/
 
 SHAPES = {"tiny": (32, 128), "mini": (32, 128), "small": (16, 128), "medium": (16, 128), "base": (8, 128)}
 RATE = 1e-4
@@ -105,7 +105,7 @@ def _batches(corpus: Path, name: str) -> PretrainingBatches:
 
 
 class _Worker:
-    """A process that runs one training step per message."""
+    """Process that runs one training step per message."""
 
     def __init__(self, who: str, folder: Path, corpus: Path, name: str, threads: int) -> None:
         context = multiprocessing.get_context("spawn")

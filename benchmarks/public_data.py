@@ -2,7 +2,7 @@
 
 ``--data FOLDER`` names the folder with the published data sets, under the names in ``SOURCES``. ``--data small`` uses
 small stand-ins instead: the same files with a few hundred rows, built from the public-domain books and open articles of
-``cloze demo``. They show that a benchmark runs; the results do not apply to the published data.
+``cloze demo``. They only show that a benchmark runs; the results do not apply to the published data.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def find_data(data: str | Path, *needed: str) -> Path:
 
 
 def is_published(data: str | Path) -> bool:
-    """Return whether this is the folder on which the scores stored beside the scripts were measured."""
+    """Return whether this folder has the published data, on which the scores next to the scripts were measured."""
     return str(data) != SMALL and Path(data).resolve() == DEFAULT.resolve()
 
 
@@ -186,7 +186,7 @@ def _write_glue(folder: Path, draw: random.Random) -> None:
 
 
 def _write_squad(folder: Path, draw: random.Random) -> None:
-    """Write questions about the word that follows two others; for version 2, as many without an answer."""
+    """Write questions about the word that follows two given words; for version 2, as many without an answer."""
     texts = [text for text, _ in _demo_rows("authors", "train")]
     for name, has_unanswerable in {
         "du-split-test-v1.1.json.xz": False,

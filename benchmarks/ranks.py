@@ -1,10 +1,10 @@
-"""Compare training with two processes of one thread each (DDP and FSDP2) to one process with two threads.
+"""Compare training with two processes of one thread each (DDP and FSDP2) with one process with two threads.
 
     python benchmarks/ranks.py [--preset mini] [--steps 40] [--rounds 3] [--precision fp32]
 
-Every variant runs the same training on the bundled books, in turns. Tokens per second come from the runs' own metrics,
-without the first ten steps. The last column checks that the losses agree: the final loss, and the largest relative
-deviation of the loss curve from that of one process.
+All variants run the same training on the bundled books and alternate. Tokens per second come from the runs' own
+metrics, without the first ten steps. The last column checks that the losses agree: the final loss, and the largest
+relative deviation of the loss curve from that of one process.
 """
 
 import argparse

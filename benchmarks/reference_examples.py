@@ -1,8 +1,8 @@
 """A plain implementation of the original BERT data preparation, the reference for ``prepare.py``.
 
-Written from its published description. Input: one sentence per line, a blank line between documents. Stages: basic
-tokenization, longest-match WordPiece, segment pairs, masking, one after the other on one core. Examples are created
-once (``dupe_factor`` 1), converted to ids, and counted instead of written.
+It is written from the published description. Input: one sentence per line, a blank line between documents. Stages:
+basic tokenization, longest-match WordPiece, segment pairs, masking, one after the other on one core. Examples are
+created once (``dupe_factor`` 1), converted to ids, and counted instead of written.
 """
 
 import random
@@ -51,7 +51,7 @@ def is_ideograph(code: int) -> bool:
 
 
 def basic_tokens(text: str) -> list[str]:
-    """Clean, separate ideographs, lower-case, strip accents and split at punctuation."""
+    """Clean the text, separate ideographs, lowercase, strip accents and split at punctuation."""
     cleaned: list[str] = []
     for character in text:
         if ord(character) in (0, 0xFFFD) or is_control(character):
@@ -172,7 +172,7 @@ def mask(tokens: list[str], words: list[str], draw: random.Random) -> tuple[list
 
 
 def make_examples(path: Path, vocabulary: list[str], length: int = 128) -> int:
-    """Create every example of a file once, and return the total number of tokens."""
+    """Create every example of a file once; return the total number of tokens."""
     ids = {piece: number for number, piece in enumerate(vocabulary)}
     documents = read_documents(path, ids)
     draw = random.Random(12345)

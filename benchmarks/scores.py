@@ -3,14 +3,14 @@
     python benchmarks/scores.py [--tasks mrpc sts-b sst-2] [--ways cloze Trainer] [--seeds 3]
 
 cloze      full fine-tuning: 3 epochs, batch size 32, learning rate 5e-5, linear warm-up over a tenth of the steps
-Trainer    transformers' Trainer with the same start, rows and settings
+Trainer    transformers' Trainer with the same initial weights, rows and settings
 adapters   Houlsby adapters: the model is frozen, two small networks per layer are trained
-last, last4, mix   frozen states (of the last layer, of the last four concatenated, or mixed by learned weights) with an
-           LSTM of two layers, as in table 7 of the BERT paper
+last, last4, mix   frozen states (of the last layer, of the last four concatenated, or a learned mix of all) with a
+           two-layer LSTM, as in table 7 of the BERT paper
 
-Each seed has its own order, head and dropout. SST-2 uses the first 10,000 training rows, CoNLL the first 5,000
-sentences. Every score is stored next to this script as soon as it is measured, and re-running the same command
-measures what is missing. Printed: mean and standard deviation over the seeds, the 95 % interval of the mean by
+Each seed has its own data order, initial head and dropout. SST-2 uses the first 10,000 training rows, CoNLL the first
+5,000 sentences. Every score is stored next to this script as soon as it is measured, and re-running the same command
+measures what is missing. Prints the mean and standard deviation over the seeds, the 95 % interval of the mean by
 Student's t, and every score.
 """
 
@@ -30,10 +30,10 @@ from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from first_rows import first_rows, first_sentences  # in this folder
+from first_rows import first_rows, first_sentences  # module in benchmarks/
 from kept_scores import ScoreCache
 from minilm import minilm
-from public_data import add_data, find_data, is_published  # in this folder
+from public_data import add_data, find_data, is_published  # module in benchmarks/
 from trainer_peer import BATCH, EPOCHS, LENGTH, RATE, trainer_score
 
 ROOT = Path(__file__).parents[1]
@@ -60,7 +60,7 @@ METHODS = [*CHANGES, "Trainer"]
 
 
 def source_of(task: str, data: Path, out: Path) -> Source:
-    """Return a task's rows; only the first ones of SST-2 and CoNLL."""
+    """Return a task's rows; for SST-2 and CoNLL, only the first ones."""
     folder = data / FOLDERS[task]
     if task == "sst-2":
         folder = first_rows(folder, out / "SST-2")

@@ -5,13 +5,13 @@
 infinity-emb pins other versions and so needs a separate environment: `python -m venv ENVIRONMENT`, then
 `ENVIRONMENT/bin/pip install "infinity-emb[all]"`. All services use the same weights, clients and texts, one text per
 request. "cloze" is ``cloze serve FOLDER`` without flags, which quantizes the model to int8 at its first start if the
-vectors stay close enough; "cloze fp32" computes in float32. The services run side by side and take turns, window by
-window, so that other load on the machine affects all of them.
+vectors stay close enough; "cloze fp32" computes in float32. The services run at the same time and are measured
+alternately, window by window, so that other load on the machine affects all of them.
 
 The main figure is the highest offered load (requests per second) at which every request is answered and the 99th
 percentile of the latency stays within a bound: four times the slowest service's latency for a single client, or --bound
 seconds. Then each service is offered up to twenty times its own capacity at a fixed rate, several texts per request so
-that the clients can generate enough load; the rate that was really sent is printed too. The windows of --quick are only
+that the clients can generate enough load; the actual rate is printed as well. The windows of --quick are only
 long enough for a smoke test.
 """
 
@@ -33,12 +33,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from minilm import minilm  # in this folder
+from minilm import minilm  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 SENTENCES = ROOT / "src" / "cloze" / "demo" / "data" / "authors_dev.tsv"
 CLOZE = [sys.executable, "-m", "cloze"]
-NAME = "minilm"  # model name in the requests
+NAME = "minilm"  # name of the model in requests
 # Closed-loop clients, each with one request at a time: enough to fill the batches.
 MANY = 32
 # Connections that share an offered load; a request that is due takes a free one.
@@ -71,9 +71,9 @@ class Started:
     name: str
     url: str
     pid: int
-    seconds: float  # until it was ready
-    bodies: Path  # requests with one text
-    several: Path  # requests with TOGETHER texts
+    seconds: float  # start-up time in seconds
+    bodies: Path  # file of requests with one text
+    several: Path  # file of requests with TOGETHER texts
 
     def memory(self) -> float:
         """Return the resident megabytes of the service and its child processes."""
@@ -157,7 +157,7 @@ def write_bodies(folder: Path, together: int) -> Path:
 
 
 def start_all(stack: ExitStack, scratch: Path, arguments: argparse.Namespace) -> list[Started]:
-    """Start cloze twice, and infinity-emb if available, one after another so that start-ups do not overlap."""
+    """Start cloze twice, and infinity-emb if available, one after another, so that start-ups do not overlap."""
     bodies = write_bodies(scratch, 1), write_bodies(scratch, TOGETHER)
     folder = scratch / "model" / NAME
     shutil.copytree(minilm(), folder)
@@ -177,7 +177,7 @@ def start_all(stack: ExitStack, scratch: Path, arguments: argparse.Namespace) ->
 
 
 def in_turns(services: Sequence[Started], rounds: int) -> Iterator[tuple[int, Started]]:
-    """Yield every service once per round, starting each round with another one."""
+    """Yield every service once per round, starting each round with a different one."""
     for number in range(rounds):
         first = number % len(services)
         for service in (*services[first:], *services[:first]):
@@ -215,7 +215,7 @@ def keeps_up(found: dict[str, Any], offered: float, bound: float) -> bool:
 def highest_loads(
     services: Sequence[Started], most: dict[str, float], bound: float, plan: Plan
 ) -> dict[str, tuple[float, float]]:
-    """Return the highest load that each service sustains, and its p99 there; services take turns.
+    """Return the highest load that each service sustains, and its p99 at that load; services alternate.
 
     The load grows by half until it is too high; then the interval is bisected. The measured capacity is only a starting
     point, since it may be too low.
@@ -248,7 +248,7 @@ def settle(service: Started, bound: float) -> None:
 
 def beyond(services: Sequence[Started], bound: float, plan: Plan) -> None:
     """Print throughput and rejections under loads that exceed the capacity, sent at a fixed rate."""
-    print(f"offered at a rate, {TOGETHER} texts a request, by {SENDERS} processes with {WAITING} connections, "
+    print(f"offered at a rate, {TOGETHER} texts per request, by {SENDERS} processes with {WAITING} connections, "
           f"which time out after {PATIENCE:g} s:")  # fmt: skip
     able = capacities(services, plan, together=True)
     for times in plan.times:
@@ -270,7 +270,7 @@ def overload_row(found: dict[str, Any], rate: float, seconds: float) -> str:
     parts += [f"rejected {refused / seconds:6.1f}/s, {waited}"]
     parts += [f"{count} x {status}" for status, count in sorted(statuses.items())]
     if sent < ANSWERED * rate:
-        # A waiting client cannot send: if a service rejects nothing, all connections end up waiting.
+        # A waiting client cannot send requests: if a service rejects none, all connections end up waiting.
         parts.append(f"SENT ONLY {sent / rate:.0%} OF THE DUE REQUESTS")
     return ", ".join(parts)
 
@@ -284,7 +284,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter windows")
     parser.add_argument("--port", type=int, default=8971, help="first of three consecutive ports")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the handler lets the services end with this process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the services end with this process
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     plan = QUICK if arguments.quick else Plan()
     if arguments.seconds:

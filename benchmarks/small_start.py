@@ -4,7 +4,7 @@
 
 Trains ``tiny`` on the bundled books with a fixed number of tokens per update, with the paper's standard deviation
 (0.02, chosen for a hidden size of 768) and with the preset's own, on short and on long sequences. Prints the held-out
-loss at each sixth of the training.
+loss after each sixth of the run.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from cloze.train.optimization import Schedule, make_optimizer, set_rate
 from cloze.train.pretraining.held_out import SEED, HeldOut
 from cloze.train.pretraining.objective import PretrainingObjective
 
-TOKENS = 2048  # per update
+TOKENS = 2048  # tokens per update
 RATE = 2e-3
 HEADS: tuple[HeadName, ...] = ("mlm", "nsp")
 
 
 def train(data: Path, deviation: float | None, length: int, steps: int, seed: int) -> list[float]:
-    """Train, and return the held-out loss at each sixth of the training."""
+    """Train, and return the held-out loss after each sixth of the run."""
     tokenizer = Tokenizer.from_folder(data)
     config = preset("tiny", tokenizer.size, dropout=0.0, attention_dropout=0.0)
     if deviation is not None:

@@ -2,8 +2,8 @@
 
     python benchmarks/softmax.py [--threads N] [--rounds 30]
 
-Eight sequences with MiniLM's twelve heads, by number of tokens. The encoder uses float32 if that number is not a
-multiple of 32. Printed: milliseconds, medians over alternating rounds.
+The scores are those of eight sequences with MiniLM's twelve heads, for several numbers of tokens. The encoder uses
+float32 if this number is not a multiple of 32. Prints the median milliseconds over alternating rounds.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def medians(variants: Mapping[str, Callable[[], object]], rounds: int) -> dict[s
 
 
 def softmax_ways(length: int) -> dict[str, Callable[[], object]]:
-    """Return both variants of converting scores to weights."""
+    """Return the two variants that convert scores to weights."""
     scores = torch.randn(8, 12, length, length).bfloat16()
     return {"PyTorch": lambda: scores.softmax(-1), "by float32": lambda: scores.float().softmax(-1).bfloat16()}
 
@@ -46,7 +46,7 @@ def main() -> None:
     for length in LENGTHS:
         theirs, ours = medians(softmax_ways(length), arguments.rounds).values()
         print(
-            f"{length:>4} tokens: PyTorch {theirs:.3f} ms, by float32 {ours:.3f} ms, {theirs / ours:.2f} x", flush=True
+            f"{length:>4} tokens: PyTorch {theirs:.3f} ms, in float32 {ours:.3f} ms, {theirs / ours:.2f} x", flush=True
         )
 
 

@@ -3,7 +3,7 @@
     python benchmarks/squad.py [--articles 22] [--epochs 2] [--seeds 1]
     python benchmarks/squad.py --check
 
-squad     trained on articles of the official training set (Du's test split), evaluated on the answerable questions of
+squad     trained on articles of the official training set (Du's test split), evaluated on the answerable questions in
           half of the official dev set, which have several reference answers each
 squad2    trained on the same articles and on three quarters of that half's articles, which include unanswerable
           questions; evaluated on the remaining articles
@@ -34,20 +34,20 @@ from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from kept_scores import ScoreCache  # in this folder
+from kept_scores import ScoreCache  # module in benchmarks/
 from minilm import minilm
-from public_data import add_data, find_data, is_published  # in this folder
+from public_data import add_data, find_data, is_published  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
-from tests.tasks import squad_reference as reference  # noqa: E402 (the tests are no package that is installed)
+from tests.tasks import squad_reference as reference  # noqa: E402 (tests is not an installed package)
 
 CACHE = ScoreCache(Path(__file__).with_suffix(".json"))
 METRICS = {"squad": ("exact_match", "f1"), "squad2": ("exact", "f1", "HasAns_f1", "NoAns_f1")}
 TRAIN, HALF = "squad/du-split-test-v1.1.json.xz", "squad/cs224n-dev-v2.0.json.xz"
 AT_HAND = (TRAIN, HALF, "squad/xquad.en.json", "squad/dev-v2.0-first5articles-official-ids.json")
 Article = dict[str, Any]
-Question = tuple[str, str, tuple[str, ...]]  # id, context, reference answers
+Question = tuple[str, str, tuple[str, ...]]  # (id, context, reference answers)
 
 
 def articles_of(path: Path) -> list[Article]:
@@ -65,7 +65,7 @@ def answerable(article: Article) -> Article:
 
 
 def questions_of(articles: Sequence[Article]) -> Iterator[Question]:
-    """Return all questions as they are in the file."""
+    """Yield all questions as they are in the file."""
     for article in articles:
         for part in article["paragraphs"]:
             for one in part["qas"]:
@@ -119,7 +119,7 @@ def print_both(task: str, ours: Mapping[str, float], others: Mapping[str, float]
 
 
 def score_again(task: str, dev: Path, place: Path) -> None:
-    """Score the stored predictions of a run by the tests' implementation as well."""
+    """Score the stored predictions of a run with the tests' implementation as well."""
     if not (place / "predictions.json").is_file():
         print(f"{task:<8} {place}: no predictions found, so the stored scores are not checked", flush=True)
         return

@@ -22,9 +22,9 @@ from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from first_rows import first_rows  # in this folder
-from kept_scores import ScoreCache  # in this folder
-from public_data import add_data, find_data  # in this folder
+from first_rows import first_rows  # module in benchmarks/
+from kept_scores import ScoreCache  # module in benchmarks/
+from public_data import add_data, find_data  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"mrpc": "MRPC", "sst-2": "SST-2", "sts-b": "STS-B"}

@@ -1,8 +1,7 @@
-"""Random samples of published tasks: a number of training rows, and dev rows for evaluation.
+"""Random samples of published tasks: training rows of a given number, and dev rows for evaluation.
 
 Shared by ``finetuning_defaults.py``, ``few_labels.py`` and ``first_try.py``. Rows are sampled with a fixed seed; a
-larger sample contains the smaller ones. LCQMC is trained on its test file, because its training file is not among the
-data.
+larger sample contains the smaller ones. LCQMC is trained on its test file, because its training file is not available.
 """
 
 import importlib.util
@@ -16,7 +15,7 @@ from pathlib import Path
 from cloze.checkpoint import find_source
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
-from minilm import minilm  # in this folder
+from minilm import minilm  # module in benchmarks/
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def read_sample(data: Path, name: str, rows: int, dev_rows: int, out: Path, seed
         seed: Seed of the training sample; the dev rows are the same for every seed.
 
     Returns:
-        The rows. Labels of rows that were not sampled remain labels of the task.
+        The rows. The labels of the task include those that occur only in rows that were not sampled.
     """
     task = TASKS[name]
     read = read_task(task.read(data / task.folder, out / "rows"))

@@ -1,11 +1,11 @@
-"""transformers' Trainer on cloze's task rows, for benchmarks that compare with it."""
+"""Run transformers' Trainer on cloze's task rows, for benchmarks that compare the two."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from minilm import minilm  # in this folder
+from minilm import minilm  # module in benchmarks/
 
 BATCH, LENGTH, RATE, EPOCHS = 32, 128, 5e-5, 3
 IGNORED = -100  # label id that the Trainer's loss ignores
@@ -86,7 +86,7 @@ def trainer_score(data: Any, seed: int, out: Path) -> float:
     from cloze.tasks.metrics import score
     from cloze.tasks.tagging.entities import score_tags
 
-    # Not grouped by length: evaluation order then runs from longest to shortest, which cost an MRPC run 13 points.
+    # Not grouped by length: the Trainer would process rows from longest to shortest, which cost 13 points on MRPC.
     trainer = make_trainer(data, "padded to the longest", seed, out, [])
     trainer.train()
     rows = Rows(data.dev, trainer.processing_class)

@@ -57,7 +57,7 @@ def measure(preset_name: str, batch: int, length: int, checkpointing: bool) -> d
         loss = words + next_sentence_loss(model, last, torch.zeros(rows, dtype=torch.long))[0]
         loss.backward()  # type: ignore[no-untyped-call]
 
-    step(1, 8)  # one-time allocations of libraries
+    step(1, 8)  # warm-up, for one-time allocations of libraries
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # proc(5): resets VmHWM
     started = time.perf_counter()

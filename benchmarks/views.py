@@ -1,11 +1,11 @@
-"""Measure the attention views at their largest size in a real browser: 512 tokens, 24 layers of 16 heads.
+"""Measure the attention views at their maximum size in a real browser: 512 tokens, 24 layers of 16 heads.
 
     python benchmarks/views.py [--keep page.html]
 
-The weights are real: those of all-MiniLM-L6-v2's 72 heads on six passages of the bundled text, 384 in total. Printed:
-file size, time until the first picture, script memory, and frames while a pointer moves, a sheet scrolls and layers
-change. For frames, both the CPU time of each and the time between them are given; the latter is longer on a busy
-machine.
+The weights are real: those of all-MiniLM-L6-v2's 72 heads on six passages of the bundled text, 384 in total. Prints the
+file size, the time until the first render, the script memory, and frame times while the pointer moves, a view scrolls
+and layers change. For frames, both the CPU time of each and the time between them are given; the latter is longer on a
+busy machine.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def busy(session: CDPSession) -> float:
 
 
 def switch_layers(page: Page) -> list[float]:
-    """Return the milliseconds from a key press to the picture of another layer."""
+    """Return the milliseconds from a key press until another layer is rendered."""
     found = []
     for layer in range(1, LAYERS):
         start = time.perf_counter()

@@ -1,13 +1,13 @@
-"""Measure vocabulary learning: reproducibility, and comparison with the trainer of the ``tokenizers`` library.
+"""Measure vocabulary training: reproducibility, and comparison with the trainer of the ``tokenizers`` library.
 
     python benchmarks/vocabulary.py [--part identity|trainer|quality|memory] [--megabytes 125] [--size 30522]
 
 identity  five runs in fresh processes with different hash seeds, workers and threads: time, memory, SHA-256
 trainer   the library's WordPiece trainer on the same text: time, memory
-quality   both learn without every 25th book; pieces per word on those books
-memory    10, 100 and 1,000 MB of text: does memory grow with it?
+quality   both train without every 25th book; pieces per word on those books
+memory    memory use for 10, 100 and 1,000 MB of text
 
-Memory is the peak resident memory: "own" of the learning process, "worker" of its largest worker process, "all" of all
+Memory is the peak resident memory: "own" of the main process, "worker" of its largest worker process, "all" of all
 processes together. The text is stored uncompressed, and both read it line by line. The text for ``memory`` is the
 concatenation of all English, scientific and Chinese corpora (305 MB), repeated with every 50th word changed as often as
 needed.
@@ -28,7 +28,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from public_data import add_data, find_data  # in this folder
+from public_data import add_data, find_data  # module in benchmarks/
 
 ROOT = Path(__file__).parents[1]
 BOOKS = "corpus_en/books_en.txt.xz"
@@ -38,7 +38,7 @@ RUNS = (("0", 1, "1"), ("1", 2, "2"), ("77", 3, "1"), ("4321", 4, "2"), ("random
 
 
 def learn(text: Path, out: Path, size: int, workers: int) -> dict[str, Any]:
-    """Learn a vocabulary with cloze in a separate process and return the measurements."""
+    """Train a vocabulary with cloze in a separate process and return the measurements."""
     from cloze.corpus.learn_vocabulary import learn_vocabulary
     from cloze.corpus.settings import VocabularySettings
     from cloze.progress import Silent
@@ -53,7 +53,7 @@ def learn(text: Path, out: Path, size: int, workers: int) -> dict[str, Any]:
     start, settings = time.perf_counter(), VocabularySettings(size=size, workers=workers)
     learned = learn_vocabulary([text], out, settings=settings, progress=Listener())
     seconds = time.perf_counter() - start
-    # The workers end before merging starts. The worst case is that all reach their peak at once.
+    # The workers end before merging starts. In the worst case, all of them reach their peak at the same time.
     peak = max(resident(resource.RUSAGE_SELF), counting + workers * resident(resource.RUSAGE_CHILDREN))
     digest = hashlib.sha256((out / "vocab.txt").read_bytes()).hexdigest()
     return {"seconds": seconds, "digest": digest, "different": learned.fit.distinct_words, "together": peak}
@@ -97,7 +97,7 @@ def fresh(*words: object, **environment: str) -> dict[str, Any]:
 
 
 def be_measured(words: list[str]) -> None:
-    """Run as that process."""
+    """Run as the process that ``fresh`` starts: measure and print."""
     kind, text, out, size, *workers = words
     if kind == "learn":
         figures = learn(Path(text), Path(out), int(size), int(workers[0]))
@@ -193,7 +193,7 @@ def quality(data: Path, folder: Path, megabytes: float, size: int) -> None:
 
 
 def books(data: Path, held_out: bool) -> Iterator[bytes]:
-    """Return the lines of every 25th book, or of the others; the index lists the chapters per book."""
+    """Return the lines of every 25th book, or of all other books; the index lists the chapters per book."""
     index = (data / "corpus_en/books_en.index.tsv").read_text(encoding="utf-8").splitlines()
     facts = [dict(fact.split("=") for fact in line.split("\tA ")[1].split()) for line in index if "\tA " in line]
     book_of = [number for number, fact in enumerate(facts) for _ in range(int(fact["docs"]))]

@@ -1,13 +1,13 @@
-"""Compare vocabulary sizes: models that differ only in that size predict the same hidden words of held-out books.
+"""Compare vocabulary sizes: models that differ only in this size predict the same hidden words of held-out books.
 
     python scripts/make_mini_text.py DATA/corpus_en runs/mini
     python benchmarks/vocabulary_sizes.py --text runs/mini/train.txt --held-out runs/mini/held_out.txt
 
 Losses of different vocabularies are not comparable: a piece of a word is easier to predict than the word. So one whole
-word per sentence is hidden behind a [MASK] per piece, and a prediction is correct if all pieces are. (The number of
+word per sentence is hidden by one [MASK] per piece, and a prediction is correct if all its pieces are. (The number of
 masks reveals the number of pieces, which slightly favours small vocabularies.) All models train for the same number of
 updates and tokens. Confidence intervals are clustered by chapter; those of differences are paired by word. Results are
-stored in --out; re-running the same command resumes there.
+stored in --out; re-running the same command resumes from them.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from blanks import clustered_interval  # in this folder
+from blanks import clustered_interval  # module in benchmarks/
 from cloze.corpus.documents import read_documents
 from cloze.corpus.learn_vocabulary import train_vocabulary
 from cloze.corpus.preparation.prepare import prepare
@@ -35,11 +35,11 @@ from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import PretrainSettings
 from kneser_ney import Ints
 
-# As in the first phase of cloze-mini: short sequences, no sentence task, no dropout.
+# Settings of the first phase of cloze-mini: short sequences, no sentence task, no dropout.
 TRAINING = PretrainSettings(
     batch_size=64, max_length=32, learning_rate=1e-3, objective="none", dropout=0.0, evaluate_every=0
 )
-MOST_WORDS = 18  # per sentence: most sentences of this length are encoded without truncation, even in small pieces
+MOST_WORDS = 18  # words per sentence: most sentences of this length fit without truncation, even in small pieces
 TEXT_BYTES = 30_000_000
 
 
@@ -89,7 +89,7 @@ def sample(text: Path, out: Path) -> Path:
 
 
 def learn(text: Path, folder: Path, size: int) -> Path:
-    """Learn a vocabulary of the given size."""
+    """Train a vocabulary of the given size."""
     if not folder.is_dir():
         train_vocabulary([text], folder, settings=VocabularySettings(size=size))
     return folder

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# Attributes by which a browser loads a file without a click.
+# Attributes whose files a browser loads without a click.
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
 LOADED_RELATIONS = {"stylesheet", "icon", "preload", "modulepreload", "preconnect", "dns-prefetch", "manifest"}
 CSS_URL = re.compile(r"(?:url\(\s*|@import\s+)['\"]?((?:https?:)?//[^'\")\s]+)")
@@ -20,7 +20,7 @@ CSS_URL = re.compile(r"(?:url\(\s*|@import\s+)['\"]?((?:https?:)?//[^'\")\s]+)")
 
 @dataclass
 class Page(HTMLParser):
-    """The links, loaded resources and anchors of an HTML page."""
+    """Parser that collects the links, loaded resources and anchors of an HTML page."""
 
     links: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ def parse(path: Path) -> Page:
 
 
 def is_remote(target: str) -> bool:
-    """Return whether a browser would fetch this from a host."""
+    """Return whether a browser would request this target over the network."""
     return target.startswith("//") or urlsplit(target).scheme in ("http", "https")
 
 
@@ -70,7 +70,7 @@ def problems(site: Path) -> list[str]:
 
 
 def broken(target: str, path: Path, site: Path, pages: dict[Path, Page]) -> str | None:
-    """Return what is wrong with a relative link of a page; None if it leads to a file and an anchor."""
+    """Return what is wrong with a relative link of a page; None if its file and anchor exist."""
     parts = urlsplit(target)
     if parts.scheme:  # mailto:, data:
         return None

@@ -15,7 +15,7 @@ SOURCES = ROOT / "src" / "cloze"
 HELP_PAGES = SOURCES / "cli" / "help"
 REPOSITORY = "https://github.com/cloze-bert/cloze/blob/main"
 
-# Documents at the root of the repository that are pages of the site.
+# Documents in the root of the repository that become pages of the site.
 ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -46,7 +46,7 @@ def sklearn_names() -> list[str]:
 
 
 def api_pages() -> dict[str, str]:
-    """Return the Markdown of each API page by its path; together they have every public name once."""
+    """Return the Markdown of each API page by its path; together the pages list every public name once."""
     names: dict[str, list[str]] = {page: [] for page in API_PAGES}
     for name, home in public_homes().items():
         page = next((page for page, prefixes in API_PAGES.items() if home.startswith(prefixes)), None)
@@ -61,12 +61,12 @@ def api_pages() -> dict[str, str]:
 
 
 def api_page(title: str, names: list[str]) -> str:
-    """Return the page with the documentation of these names."""
+    """Return the API page that documents these names."""
     return f"# API: {title}\n\n" + "\n\n".join(f"::: {name}" for name in names) + "\n"
 
 
 def command_pages() -> dict[str, str]:
-    """Return the Markdown of the command reference by path: a page per stored help page, and an index."""
+    """Return the Markdown of the command reference by path: one page per stored help page, and an index."""
     pages, rows = {}, []
     for path in sorted(HELP_PAGES.glob("*.txt")):
         text = path.read_text("utf-8")
@@ -79,7 +79,7 @@ def command_pages() -> dict[str, str]:
 
 
 def resolve_link(target: str, folder: str) -> str:
-    """Return the link target for the site: pages of the site as they are, other files of the repository by URL.
+    """Return the link target for the site: unchanged for pages of the site, a URL for other files of the repository.
 
     Args:
         target: The link as written, relative to ``folder``.
@@ -113,7 +113,7 @@ def navigation(paths: list[str]) -> list[Any]:
     """Return the navigation for the pages that exist."""
 
     def below(folder: str) -> list[str]:
-        """Return the pages of a folder, its index first."""
+        """Return the pages of a folder, with its index first."""
         pages = [path for path in paths if path.startswith(folder + "/") and path.endswith(".md")]
         return sorted(pages, key=lambda path: (not path.endswith(("/index.md", "/README.md")), path))
 
@@ -132,7 +132,7 @@ def navigation(paths: list[str]) -> list[Any]:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages, and set the navigation (MkDocs event)."""
-    from mkdocs.structure.files import File  # here, so that the tests need no MkDocs
+    from mkdocs.structure.files import File  # imported here, so that the tests do not need MkDocs
 
     pages = {**command_pages(), **api_pages()}
     for name, page in ROOT_PAGES.items():

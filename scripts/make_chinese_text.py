@@ -20,11 +20,11 @@ from cloze.tasks.correction.examples import read_corrections
 # Maximum number of characters per corpus.
 CORPORA = {"zh_weekly": 10**9, "zh_apachecn_ds": 700_000, "zh_laws": 300_000, "zh_classics_modern": 4_000_000}
 QUESTIONS = ("LCQMC/dev.txt", "LCQMC/test.txt", "AFQMC/train.txt.xz")
-TIMES = 6  # repetitions of SIGHAN's sentences
+TIMES = 6  # how often SIGHAN's sentences are repeated
 
 
 def opened(path: Path) -> IO[str]:
-    """Read a text file, compressed or not."""
+    """Open a text file, compressed or not."""
     return lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8")
 
 
@@ -41,14 +41,14 @@ def corpus(path: Path, limit: int, draw: random.Random) -> Iterator[str]:
 
 
 def grouped(lines: Iterable[str], size: int) -> Iterator[str]:
-    """Group lines to documents of a given number of lines."""
+    """Group lines into documents of a given number of lines."""
     kept = [line.strip() for line in lines if line.strip()]
     for start in range(0, len(kept), size):
         yield "\n".join(kept[start : start + size])
 
 
 def news(path: Path) -> Iterator[str]:
-    """Return the sentences of a file with a character and its tag per line."""
+    """Return the sentences of a file that has one character and its tag per line."""
     sentence: list[str] = []
     for line in opened(path):
         if line.strip():

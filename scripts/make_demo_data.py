@@ -1,11 +1,11 @@
-"""Make the data that ships with ``cloze demo``: text to pre-train on, and "who wrote this paragraph?".
+"""Create the data that ships with ``cloze demo``: pre-training text, and the task "who wrote this paragraph?".
 
     python scripts/make_demo_data.py CORPUS_EN_FOLDER [--out src/cloze/demo/data]
 
-The folder holds ``books_en.txt.xz`` (one paragraph a line, a blank line between chapters) and
+The folder contains ``books_en.txt.xz`` (one paragraph per line, a blank line between chapters) and
 ``books_en.index.tsv`` (its books in order, with the number of chapters of each), compiled from the
-public-domain repository mlschmitt/classic-books-markdown. The same input gives the same output:
-what is chosen is chosen by the hash of its text. ``SOURCE.md``, beside the data, describes the selection.
+public-domain repository mlschmitt/classic-books-markdown. The same input gives the same output,
+because texts are selected by their hash. ``SOURCE.md``, next to the data, describes the selection.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 
 Books = dict[tuple[str, str], list[list[str]]]  # (author, title) -> chapters -> paragraphs
 
-SPLITS = {"train": 150, "dev": 50, "test": 100}  # paragraphs of each author
+SPLITS = {"train": 150, "dev": 50, "test": 100}  # number of paragraphs per author
 
 DOYLE_STORIES = "The Adventure of the "
 BOOKS: dict[str, dict[str, list[str]]] = {
@@ -82,13 +82,13 @@ OTHERS = [
     ("Oscar Wilde", "The Picture of Dorian Gray"),
     ("Lewis Carroll", "Alice's Adventures in Wonderland"),
 ]
-# Characters who go from book to book, whichever other author may use the same name.
+# Characters who recur from book to book. They reveal the author even if another author uses the same name.
 SERIES = {"Holmes", "Sherlock", "Watson", "Lestrade", "Gregson", "Hopkins", "Mycroft", "Moriarty", "Baker"}
 
-AUTHOR_BYTES = 490_000  # pre-training text of each of the six
-OTHER_BYTES = 430_000  # and of each of the others
-SHORTEST, LONGEST = 300, 700  # characters of a labelled paragraph
-RUN = 8  # words in a row that no two paragraphs may share
+AUTHOR_BYTES = 490_000  # bytes of pre-training text from each of the six authors
+OTHER_BYTES = 430_000  # bytes from each of the other authors
+SHORTEST, LONGEST = 300, 700  # number of characters of a labelled paragraph
+RUN = 8  # length of word sequences that a held-out paragraph must not share with other text
 
 SENTENCES = """\
 He shook his [MASK] and said nothing.	head
@@ -108,7 +108,7 @@ For a long [MASK] neither of them spoke.	time
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A labelled example on its way into a split."""
+    """A candidate paragraph for a split, with its label."""
 
     text: str
     author: str
@@ -121,7 +121,7 @@ class Paragraph:
 
 
 def read_books(folder: Path) -> Books:
-    """Cut the corpus into books, whose sizes must be those of the index."""
+    """Split the corpus into books and check that their sizes match the index."""
     with lzma.open(folder / "books_en.txt.xz", "rt", encoding="utf-8", newline="\n") as stream:
         documents = stream.read().strip("\n").split("\n\n")
     books: Books = {}
@@ -134,16 +134,16 @@ def read_books(folder: Path) -> Books:
         count, size = map(int, included.groups())
         chapters = documents[begin : begin + count]
         begin += count
-        # The index counts the blank lines between chapters as well, two bytes each.
+        # The sizes in the index include the blank lines between chapters, two bytes each.
         if abs(sum(len(chapter.encode()) for chapter in chapters) + 2 * count - size) > 2:
-            raise SystemExit(f"{name}: {size} bytes in the index, not what lies there; is the order the same?")
+            raise SystemExit(f"{name}: {size} bytes in the index, another size in the text; check the order of books")
         author, title = name.removesuffix(".md").split("/")
         books[author, title] = [clean(chapter) for chapter in chapters]
     return books
 
 
 def clean(chapter: str) -> list[str]:
-    """One typography for all books, so that a dash does not tell the edition; paragraphs with markup go."""
+    """Unify the typography, so that a dash does not reveal the edition, and drop paragraphs with markup."""
     text = chapter.replace("\u2014", "--").replace("\u2026", "...").replace("\u2019", "'")
     text = re.sub(r"[\u201c\u201d]", '"', text)
     lines = (" ".join(line.split()) for line in text.split("\n"))
@@ -151,7 +151,7 @@ def clean(chapter: str) -> list[str]:
 
 
 def pretraining_chapters(books: Books) -> list[list[str]]:
-    """The beginnings of the training books of the six, and of the others', up to their shares."""
+    """Return the first chapters of the training books of the six authors and of all others, up to their shares."""
     chosen: list[list[str]] = []
     for author, splits in BOOKS.items():
         share = AUTHOR_BYTES // min(len(splits["train"]), 2)
@@ -166,7 +166,7 @@ def pretraining_chapters(books: Books) -> list[list[str]]:
 
 
 def take(chapters: list[list[str]], room: int) -> list[list[str]]:
-    """Whole chapters from the beginning, as many as there is room for; scraps such as epigraphs stay out."""
+    """Return as many whole chapters from the start as fit; fragments such as epigraphs are left out."""
     part: list[list[str]] = []
     for chapter in chapters:
         if size_of(chapter) > room:
@@ -178,12 +178,12 @@ def take(chapters: list[list[str]], room: int) -> list[list[str]]:
 
 
 def size_of(chapter: list[str]) -> int:
-    """Bytes of a chapter as it is written."""
+    """Return the number of bytes of a chapter in the output file."""
     return sum(len(line.encode()) + 1 for line in chapter) + 1
 
 
 def telling_names(books: Books) -> dict[str, set[str]]:
-    """Names that an author, alone of the six, has both in a training book and in a dev or test book."""
+    """Return the names that only one of the six authors uses, both in a training book and in a dev or test book."""
     words = {
         (author, split): Counter(
             word
@@ -206,7 +206,7 @@ def telling_names(books: Books) -> dict[str, set[str]]:
 
 
 def candidates(books: Books, author: str, split: str, avoid: set[str]) -> Iterator[Paragraph]:
-    """The paragraphs of a split that will do, the books taking turns, so that none crowds others out."""
+    """Yield the suitable paragraphs of a split, alternating between books so that no book dominates."""
     surname = author.split()[-1]
     piles = []
     for title in BOOKS[author][split]:
@@ -218,7 +218,7 @@ def candidates(books: Books, author: str, split: str, avoid: set[str]) -> Iterat
 
 
 def is_prose(text: str, avoid: set[str]) -> bool:
-    """Whether a line is a whole paragraph of the right length without a telling name."""
+    """Return whether a line is a whole paragraph of the right length without a name that reveals its author."""
     return (
         SHORTEST <= len(text) <= LONGEST
         and text.isascii()
@@ -230,13 +230,13 @@ def is_prose(text: str, avoid: set[str]) -> bool:
 
 
 def runs(text: str) -> set[tuple[str, ...]]:
-    """All runs of ``RUN`` words in a text, without regard to case and punctuation."""
+    """Return all sequences of ``RUN`` consecutive words in a text, ignoring case and punctuation."""
     words = re.findall(r"[a-z]+", text.lower())
     return {tuple(words[start : start + RUN]) for start in range(len(words) - RUN + 1)}
 
 
 def labelled_splits(books: Books, pretraining: Iterable[list[str]]) -> dict[str, list[Paragraph]]:
-    """Choose the paragraphs; those held out share no run of words with the pre-training text."""
+    """Choose the paragraphs of each split; held-out paragraphs share no word sequence with the pre-training text."""
     telling = telling_names(books)
     read_before = set().union(*(runs(line) for chapter in pretraining for line in chapter))
     seen: set[tuple[str, ...]] = set()
@@ -253,13 +253,13 @@ def labelled_splits(books: Books, pretraining: Iterable[list[str]]) -> dict[str,
                 if len(some) == count:
                     break
             if len(some) < count:
-                raise SystemExit(f"{author}: {len(some)} paragraphs will do for {split}; {count} are needed")
+                raise SystemExit(f"{author}: {len(some)} paragraphs are suitable for {split}; {count} are needed")
             chosen[split] += some
     return chosen
 
 
 def write_all(out: Path, pretraining: list[list[str]], splits: dict[str, list[Paragraph]]) -> None:
-    """Write the five files."""
+    """Write the pre-training text and the labelled splits."""
     out.mkdir(parents=True, exist_ok=True)
     text = "\n".join("".join(f"{line}\n" for line in chapter) for chapter in pretraining)
     packed = lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
@@ -276,7 +276,7 @@ def write_all(out: Path, pretraining: list[list[str]], splits: dict[str, list[Pa
 
 
 def main() -> None:
-    """Read the corpus, choose, write."""
+    """Read the corpus, choose the texts and write the files."""
     parser = argparse.ArgumentParser(description="Make the data that ships with cloze demo.")
     parser.add_argument("folder", type=Path, help="the corpus_en folder")
     parser.add_argument("--out", type=Path, default=Path("src/cloze/demo/data"))

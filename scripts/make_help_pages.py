@@ -1,4 +1,4 @@
-"""Write the help page of every command, as ``cloze COMMAND --help`` prints it, and which flags each task has.
+"""Write the help page of every command, as ``cloze COMMAND --help`` prints it, and the list of each task's flags.
 
     python scripts/make_help_pages.py
 

@@ -18,7 +18,7 @@ EVERY = 40
 
 
 def documents(path: Path) -> Iterator[str]:
-    """Return the documents of a compressed file without surrounding blank lines."""
+    """Yield the documents of a compressed file without surrounding blank lines."""
     lines: list[str] = []
     with lzma.open(path, "rt", encoding="utf-8") as file:
         for line in file:
@@ -55,7 +55,7 @@ def main() -> None:
                 (held_out if chosen else train).write(chapter + "\n")
         left = sum(1 for _ in chapters)
         if left:
-            raise SystemExit(f"{left} chapters belong to no book of the index")
+            raise SystemExit(f"{left} chapters do not belong to any book in the index")
         for module in documents(source / "textbooks_ccby.txt.xz"):
             train.write(module + "\n")
     (target / "held_out_books.txt").write_text("\n".join(held_out_names) + "\n", encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Make the demo's task, "are these words in order?", from the books that ``make_demo_data`` keeps apart.
+"""Create the demo's task, "are these words in order?", from the books that ``make_demo_data`` holds out.
 
     python scripts/make_order_data.py CORPUS_EN_FOLDER [--out src/cloze/demo/data]
 
-A sentence is left as it is, or six words in a row are shuffled. The words are the same either way, so that counting
-them tells nothing: only their order does. The same input gives the same output.
+A sentence is left unchanged, or six consecutive words are shuffled. The words are the same either way, so a
+bag-of-words model cannot solve the task: only the order matters. The same input gives the same output.
 """
 
 import argparse
@@ -24,13 +24,13 @@ UNREAD = [
     ("Agatha Christie", "The Secret Adversary"),
     ("Peter Kropotkin", "The Conquest of Bread"),
 ]
-SHORTEST, LONGEST = 9, 20  # words of a sentence
+SHORTEST, LONGEST = 9, 20  # number of words in a sentence
 WINDOW = 6
 LABELS = ("in order", "shuffled")
 
 
 def sentences(books: Books, split: str) -> Iterator[tuple[str, str]]:
-    """Sentences of narration from the books of a split, with their book."""
+    """Yield narrative sentences from the books of a split, each with its book."""
     for author, title in _titles(split):
         for chapter in books[author, title]:
             for paragraph in chapter:
@@ -46,7 +46,7 @@ def _titles(split: str) -> list[tuple[str, str]]:
 
 
 def is_plain(sentence: str) -> bool:
-    """Whether a sentence is whole, of a fit length, and has room for a window."""
+    """Return whether a sentence is complete, has a suitable length, and is long enough for a window."""
     words = sentence.split()
     return (
         SHORTEST <= len(words) <= LONGEST
@@ -57,13 +57,13 @@ def is_plain(sentence: str) -> bool:
 
 
 def windows(words: list[str]) -> list[int]:
-    """Where six plain words stand in a row; a capital or a comma out of place would give the game away."""
+    """Return the starts of six consecutive plain words; a misplaced capital or comma would reveal the shuffling."""
     plain = [re.fullmatch("[a-z]+", word) is not None for word in words]
     return [start for start in range(1, len(words) - WINDOW) if all(plain[start : start + WINDOW])]
 
 
 def shuffled(sentence: str, generator: random.Random) -> str:
-    """The sentence with one of its windows in another order."""
+    """Return the sentence with one of its windows shuffled."""
     words = sentence.split()
     start = generator.choice(windows(words))
     window = words[start : start + WINDOW]
@@ -73,7 +73,7 @@ def shuffled(sentence: str, generator: random.Random) -> str:
 
 
 def rows(books: Books, split: str) -> list[tuple[str, str, str]]:
-    """Choose and label, by the hash of the sentence: half of each kind."""
+    """Choose and label sentences by their hash, equally many of each label."""
     unique = dict(sentences(books, split))
     ordered = sorted(unique, key=lambda sentence: hashlib.sha256(sentence.encode()).hexdigest())[: ROWS[split]]
     generator = random.Random(split)
@@ -86,7 +86,7 @@ def rows(books: Books, split: str) -> list[tuple[str, str, str]]:
 
 
 def main() -> None:
-    """Read the corpus, choose, write."""
+    """Read the corpus, choose the sentences and write the files."""
     parser = argparse.ArgumentParser(description="Make the demo's task.")
     parser.add_argument("folder", type=Path, help="the corpus_en folder")
     parser.add_argument("--out", type=Path, default=Path("src/cloze/demo/data"))
@@ -95,7 +95,7 @@ def main() -> None:
     for split, count in ROWS.items():
         found = rows(books, split)
         if len(found) < count:
-            raise SystemExit(f"{split}: {len(found)} sentences will do; {count} are needed")
+            raise SystemExit(f"{split}: {len(found)} sentences are suitable; {count} are needed")
         lines = ["text\tlabel\tbook\n", *("\t".join(row) + "\n" for row in found)]
         (arguments.out / f"order_{split}.tsv").write_text("".join(lines), encoding="utf-8")
         print(f"order_{split}.tsv: {len(found)} rows")

@@ -2,7 +2,8 @@
 
     python scripts/make_similar.py ../shared/data/sighan_csc/confusion.txt runs/zh/similar.txt
 
-Lines with a character, a colon and similar characters become a character, a tab, and the others separated by spaces.
+Lines with a character, a colon and similar characters become the character, a tab, and the similar ones separated by
+spaces.
 """
 
 import sys

@@ -1,19 +1,19 @@
 """Write the TensorFlow checkpoints that the tests of the bundle reader use, with TensorFlow itself.
 
-TensorFlow is no dependency of cloze, so this runs in an environment of its own, from the root of the
+TensorFlow is not a dependency of cloze, so run this script in a separate environment, from the root of the
 repository:
 
     python3.11 -m venv /tmp/tensorflow-environment
     /tmp/tensorflow-environment/bin/pip install tensorflow-cpu
     /tmp/tensorflow-environment/bin/python scripts/make_tensorflow_fixtures.py
 
-Each folder under ``tests/checkpoint/fixtures/tensorflow`` gets a checkpoint and ``expected.npz``, which holds
-what TensorFlow's own reader returns for it (bfloat16 as float32, because numpy has no bfloat16):
+Each folder under ``tests/checkpoint/fixtures/tensorflow`` gets a checkpoint and ``expected.npz``, which contains
+the tensors that TensorFlow's own reader returns (bfloat16 as float32, because NumPy has no bfloat16):
 
-    tiny_bert     a two-layer BERT with exactly the names of Google's release, plus leftovers of fine-tuning
-    mixed_types   every type that is read, two that are not, a scalar and an empty tensor
+    tiny_bert     a two-layer BERT with exactly the names of Google's release, plus variables left over from fine-tuning
+    mixed_types   every supported type, two unsupported types, a scalar and an empty tensor
     two_shards    two data files under one index
-    partitioned   a variable that was saved in two slices
+    partitioned   a variable that is saved in two slices
     many_blocks   an index of several blocks; TensorFlow fills 256 KB before it starts another, hence the .xz
 """
 
@@ -49,7 +49,7 @@ VOCABULARY = (
 
 
 def main() -> None:
-    """Write all folders anew."""
+    """Write all folders again."""
     assert len(VOCABULARY.split()) == TINY_BERT["vocab_size"]
     make_tiny_bert(fresh_folder("tiny_bert"))
     make_mixed_types(fresh_folder("mixed_types"))
@@ -67,7 +67,7 @@ def fresh_folder(name: str) -> Path:
 
 
 def make_tiny_bert(folder: Path) -> None:
-    """Save a BERT as Google did: in graph mode, by a Saver, beside its configuration and vocabulary."""
+    """Save a BERT as Google did: in graph mode with a Saver, next to its configuration and vocabulary."""
     generator = numpy.random.default_rng(1)
     prefix = folder / "bert_model.ckpt"
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -122,7 +122,7 @@ def bert_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def make_mixed_types(folder: Path) -> None:
-    """Save one tensor of each type, and the shapes at the edge."""
+    """Save one tensor of each type, a scalar and an empty tensor."""
     generator = numpy.random.default_rng(2)
     tensors = {
         kind: tf.cast(generator.normal(0, 1000, (3, 5)), getattr(tf, kind))
@@ -149,7 +149,7 @@ def make_two_shards(folder: Path) -> None:
 
 
 def make_partitioned(folder: Path) -> None:
-    """Save the upper and the lower half of a matrix as slices, beside a whole vector."""
+    """Save the upper and the lower half of a matrix as slices, together with a whole vector."""
     matrix = tf.reshape(tf.range(24, dtype=tf.float32), (4, 6))
     tf.raw_ops.SaveV2(
         prefix=str(folder / "sliced.ckpt"),
@@ -170,7 +170,7 @@ def make_many_blocks(folder: Path) -> None:
 
 
 def save(prefix: Path, tensors: dict[str, tf.Tensor]) -> None:
-    """Save whole tensors under the names given."""
+    """Save whole tensors under the given names."""
     tf.raw_ops.SaveV2(
         prefix=str(prefix),
         tensor_names=list(tensors),
@@ -180,7 +180,7 @@ def save(prefix: Path, tensors: dict[str, tf.Tensor]) -> None:
 
 
 def write_expected(folder: Path, prefix: Path, leave_out: tuple[str, ...] = ()) -> None:
-    """Write what TensorFlow itself reads back."""
+    """Write the tensors that TensorFlow itself reads back."""
     reader = tf.train.load_checkpoint(str(prefix))
     arrays = {}
     for name, kind in reader.get_variable_to_dtype_map().items():

@@ -21,13 +21,13 @@ SOURCES: tuple[Source, ...] = get_args(Source)
 # Methods and functions whose first argument is shown to the user.
 SPEAKERS = frozenset({"say", "warn", "warning", "cut", "_print_message", "print"})
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-_DIRECTIVE = re.compile(r"#\s*(?:noqa|type:|pragma|lint:|fmt:|!|--)")  # not prose; "--" begins a section heading
+_DIRECTIVE = re.compile(r"#\s*(?:noqa|type:|pragma|lint:|fmt:|!|--)")  # not prose; "--" marks a heading
 _TYPES = frozenset({"INT", "FLOAT", "STR", "PATH", "CHOICE"})
-_INDENT = 5  # of an entry in a help page; its further lines are indented more
+_INDENT = 5  # largest indent of the first line of an entry in a help page; continuation lines are indented more
 
 
 class Passage(NamedTuple):
-    """A piece of prose, where it is, and the code that a reader needs to judge it."""
+    """A piece of prose, its location, and the code that a reader needs to judge it."""
 
     path: str  # relative to the root
     line: int
@@ -37,7 +37,7 @@ class Passage(NamedTuple):
 
 
 def passages(root: Path = ROOT, *, chinese: bool = False) -> list[Passage]:
-    """Return all passages under a root; of the Markdown files, either the English or the Chinese ones."""
+    """Return all passages under a root; with ``chinese``, only those of the Chinese Markdown files."""
     found: list[Passage] = []
     if not chinese:
         for path in python_files(root):
@@ -57,12 +57,12 @@ def python_files(root: Path) -> list[Path]:
 
 
 def markdown_files(root: Path) -> list[Path]:
-    """Return the Markdown files of the root and of ``docs``."""
+    """Return the Markdown files in the root and in ``docs``."""
     return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
 
 
 def is_chinese(path: str) -> bool:
-    """Return whether a document is one of the Chinese pages, by its path."""
+    """Return whether the document with this path is a Chinese page."""
     return ".zh." in path or "/zh/" in path
 
 
@@ -80,7 +80,7 @@ def python_passages(path: str, source: str) -> list[Passage]:
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[Documented, ast.Constant]]:
-    """Yield every module, class or function that has a docstring, with the docstring."""
+    """Yield every module, class or function that has a docstring, together with its docstring."""
     for node in ast.walk(tree):
         if isinstance(node, Documented) and node.body:
             first = node.body[0]
@@ -93,7 +93,7 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[Documented, ast.Constant]]:
 
 
 def definition(owner: Documented, lines: list[str]) -> str:
-    """Return the lines of a ``def`` or ``class`` statement up to its docstring; nothing for a module."""
+    """Return the lines of a ``def`` or ``class`` statement up to its docstring; for a module, an empty string."""
     if isinstance(owner, ast.Module):
         return ""
     return "\n".join(lines[owner.lineno - 1 : owner.body[0].lineno - 1])
@@ -129,7 +129,7 @@ def _comment(block: list[tuple[int, str]], lines: list[str]) -> tuple[int, str, 
 
 
 def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the line and the text of each message: of raised errors, notes, warnings and printed lines."""
+    """Yield the line and the text of each message: raised errors, notes, warnings and printed lines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             call = node.exc

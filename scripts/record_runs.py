@@ -1,9 +1,9 @@
-"""Record the held-out losses of pre-training runs, from which ``cloze plan`` predicts losses.
+"""Record the held-out losses of pre-training runs, which ``cloze plan`` uses to predict losses.
 
     python scripts/record_runs.py NAME=RUN[+RUN...]...
 
 NAME is a short description of a run. RUN is its folder, finished or not, followed by the folders of runs that resumed
-from it. Existing entries of the same name are replaced; all others stay.
+from it. Existing entries with the same name are replaced; all others are kept.
 
 Losses refer to the sequence length used for evaluation: 32 for the points of ``mini`` up to 9.3 million tokens,
 although that run had a second phase with 128 (``--length 32 --long-length 128``), and 128 for all later points.

@@ -2,11 +2,11 @@
 
     python scripts/same_speed.py BEFORE [AFTER] [--rounds 7] [--only TEXT]
 
-BEFORE and AFTER are Git revisions (AFTER: the working tree by default). Each version runs in a process of its own,
-and the two take turns, so that whatever else the machine does is the same for both: embedding with the MiniLM weights
-of the dev extra (fp32 and int8; mixed lengths, and one text at a time), pre-training and fine-tuning steps at the size
-of the shipped model. Prints the ratio of the best times and of the medians, before / after: above 1 the new version is
-faster.
+BEFORE and AFTER are Git revisions (AFTER: the working tree by default). Each version runs in its own process, and the
+two alternate, so that other load on the machine affects both equally. The workloads are embedding with the MiniLM
+weights of the dev extra (fp32 and int8; mixed lengths, and one text at a time), and pre-training and fine-tuning steps
+at the size of the shipped model. Prints the ratio of the best times and of the medians, before / after: above 1, the
+new version is faster.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Runs in a process of each version: prepares the workloads, then times the one that is named on each line of its input.
+# Runs in the process of each version: prepares the workloads, then times the workload named on each line of its input.
 WORKER = r"""
 import json, sys, time
 from dataclasses import fields
@@ -103,7 +103,7 @@ def write_data(folder: Path, source: Path) -> None:
 
 
 class Version:
-    """A process that runs the workloads with one version of the code."""
+    """Process that runs the workloads with one version of the code."""
 
     def __init__(self, source: Path, work: Path, data: Path) -> None:
         work.mkdir()
@@ -166,7 +166,7 @@ def main() -> None:
                     order = (0, 1) if turn % 2 else (1, 0)
                     for number in order:
                         seconds = versions[number].time(job)
-                        times[number] += [seconds] if turn else []  # the first round warms up
+                        times[number] += [seconds] if turn else []  # the first round is a warm-up
                 (before, after), medians = map(min, times), [median(values) for values in times]
                 print(
                     f"{job}: {before:.3f} s before, {after:.3f} s after, ratio {before / after:.3f}; "

@@ -3,8 +3,8 @@
     python scripts/same_weights.py BEFORE [AFTER]
 
 BEFORE and AFTER are Git revisions (AFTER: the working tree by default). Both versions run the same commands with fixed
-seeds on a small generated corpus: a vocabulary, a prepared corpus, pre-training with several objectives and masking
-strategies, every kind of fine-tuning, and distillation. The SHA-256 of everything they write that is not a log is
+seeds on a small generated corpus: vocabulary training, corpus preparation, pre-training with several objectives and
+masking strategies, every kind of fine-tuning, and distillation. The SHA-256 hashes of all written files except logs are
 compared, and the exit code is 1 if any file differs.
 
 Only flags that both versions know are used; ``--rate``, ``--batch`` and ``--length`` are aliases in newer versions.
@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Written by training, and not expected to be equal: they hold times, the version and the names of settings, or are
+# Files written by training that need not be equal: they contain times, the version and the names of settings, or are
 # reports that not every version writes.
 LOGS = {
     "adapter.json",
@@ -39,7 +39,7 @@ NOUNS = ["river", "doctor", "garden", "ship", "letter", "teacher", "mountain", "
 VERBS = ["sees", "finds", "leaves", "likes", "paints", "follows", "remembers", "builds", "sells", "hears"]
 PLACES = ["in London", "near Paris", "at home", "by the sea", "in the rain"]
 
-# Folder that a command writes -> its arguments; {data} is the folder of generated files, {out} that of results.
+# Folder that a command writes -> its arguments; {data} is the folder of generated files, {out} the folder of results.
 COMMANDS = {
     "vocabulary": "vocab {data}/text.txt --out {out}/vocabulary --size 200 --workers 1",
     "corpus": "prepare {data}/text.txt --vocab {out}/vocabulary --out {out}/corpus",
@@ -127,7 +127,7 @@ def run(source: Path, data: Path, out: Path) -> dict[str, str]:
     for name, words in COMMANDS.items():
         command = [sys.executable, "-m", "cloze", *shlex.split(words.format(data=data, out=out))]
         command += ["--threads", "1"] if words.split()[0] in ("pretrain", "finetune", "distill") else []
-        # Given, because the defaults of newer versions depend on the model and the rows.
+        # Set explicitly, because the defaults of newer versions depend on the model and the rows.
         command += ["--rate", "1e-3", "--batch", "16"] if words.split()[0] in ("finetune", "distill") else []
         done = subprocess.run(command, env=environment, cwd=data, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -147,7 +147,7 @@ def main() -> None:
         (work / "data").mkdir()
         write_data(work / "data")
         digests = []
-        # The same path for both versions: folders record where their base is.
+        # Both versions use the same path, because model folders record the path of their base.
         for revision in (options.before, options.after):
             source = ROOT if revision is None else work / "code"
             if revision is not None:

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 
 from passages import SOURCES, Passage, Source, passages
 
-FEWEST_WORDS = 3  # shorter passages ("(B, T)", "unused") leave nothing to judge
-FEWEST_IN_TABLE = 8  # rows of tables with fewer words are mostly figures
+FEWEST_WORDS = 3  # shorter passages ("(B, T)", "unused") contain too little to judge
+FEWEST_IN_TABLE = 8  # table rows with fewer words are mostly figures
 _WORD = re.compile(r"[A-Za-z]{2,}|[\u4e00-\u9fff]")
 _EXPRESSION = re.compile(r"\{[^{}]*\}")
 
 
 def draw(found: Sequence[Passage], count: int, seed: int, kinds: Sequence[Source] = SOURCES) -> list[Passage]:
-    """Return ``count`` different passages, as evenly from all kinds as there are enough; sorted by place."""
+    """Return ``count`` different passages, spread as evenly over the kinds as possible, sorted by location."""
     generator = random.Random(seed)
     distinct = {passage.text: passage for passage in reversed(found) if is_prose(passage)}
     pools = {kind: [passage for passage in distinct.values() if passage.source == kind] for kind in kinds}
@@ -41,7 +41,7 @@ def is_prose(passage: Passage) -> bool:
 
 
 def show(number: int, passage: Passage) -> str:
-    """Return a passage for a reader: its number, place and kind, then the text and the code it belongs to."""
+    """Format a passage for a reader: its number, location and kind, then the text and the code it belongs to."""
     parts = [f"{number}. {passage.path}:{passage.line} ({passage.source})"]
     code = textwrap.indent(textwrap.dedent(passage.context), "    | ") if passage.context else ""
     text = textwrap.indent(passage.text, "    ")

@@ -4,10 +4,10 @@
 
 Each stage is one real call of the public API on a small text. It runs twice: the first run imports everything and fills
 the caches, the second is recorded with ``sys.settrace`` in every thread. A file counts if at least eight different
-lines of its functions run; importing it does not count.
+lines of its functions run; importing it is not enough.
 
-A stage ends where another one begins: calls to a *border*, the entry point of another stage, are shown as that stage's
-name, and what runs beneath them is counted there. ``--all`` counts across the borders too.
+A stage ends where another stage begins: a call to a *border*, the entry point of another stage, is shown as that
+stage's name, and the files that it runs belong to that stage. With ``--all``, they belong to the calling stage as well.
 """
 
 import argparse
@@ -29,8 +29,8 @@ import cloze
 from cloze.tasks.reports import write_report
 
 SOURCES = Path(cloze.__file__).parent
-LIMIT = 8  # files per stage
-# A file of which fewer distinct lines run is touched (an accessor, a check), and need not be opened to follow the path.
+LIMIT = 8  # maximum number of files per stage
+# A file in which fewer distinct lines run is only touched (an accessor, a check); a reader of the path can skip it.
 FEWEST_LINES = 8
 TraceFunction = Callable[[FrameType, str, Any], Any]
 
@@ -48,10 +48,10 @@ class Stage:
     """One main path.
 
     Attributes:
-        run: Makes the call, in a work folder where the stages before it have run.
-        roots: Functions ("module:qualified.name") to record beneath; empty to record the whole call.
-        borders: Entry points of other stages, by the other stage's name.
-        entry: The functions by which other stages enter this one.
+        run: Makes the call, in a work folder in which the previous stages have run.
+        roots: Functions ("module:qualified.name") whose calls are recorded; empty to record everything.
+        borders: Entry points of other stages, by the name of that stage.
+        entry: The functions through which other stages call this stage.
     """
 
     run: "Callable[[Workspace], object]"
@@ -61,7 +61,7 @@ class Stage:
 
 
 class Workspace:
-    """A temporary folder with a text, a table, and what the stages make of them."""
+    """A temporary folder with a text, a table, and the outputs of the stages."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.runs = folder, 0
@@ -75,12 +75,12 @@ class Workspace:
         )
 
     def fresh(self, name: str) -> Path:
-        """A folder that no run has used."""
+        """Return a folder that no run has used yet."""
         self.runs += 1
         return self.folder / f"{name}-{self.runs}"
 
     def make(self) -> None:
-        """Run the whole way once, so that every stage has its input."""
+        """Run the whole pipeline once, so that every stage has its input."""
         train_vocabulary(self, self.vocabulary)
         prepare(self, self.data)
         pretrain(self, self.model.parent)
@@ -125,7 +125,7 @@ def encode(work: Workspace) -> None:
 
 @functools.cache
 def tokenizer(work: Workspace) -> Any:
-    """The tokenizer that the vocabulary stage has learned."""
+    """Return the tokenizer with the vocabulary that the vocabulary stage trained."""
     return cloze.load(work.model).tokenizer
 
 
@@ -145,13 +145,13 @@ def embed(work: Workspace) -> None:
 
 
 def request(work: Workspace) -> None:
-    """HTTP request -> vector, in this process: the whole ASGI app, without a socket."""
+    """HTTP request -> vector, through the whole ASGI app in this process, without a socket."""
     asyncio.run(_post(service_app(work)))
 
 
 @functools.cache
 def service_app(work: Workspace) -> Any:
-    """The service's ASGI app, with its threads running."""
+    """Yield the service's ASGI app, with its threads running."""
     from cloze.serve.metrics import Metrics
     from cloze.serve.models import load_models
     from cloze.serve.server import make_app
@@ -309,7 +309,7 @@ STAGES: dict[str, Stage] = {
     "request -> vector": Stage(request, borders=("text -> ids", "sequences -> vectors")),
 }
 
-# Those that the architecture limits; the others are what they have in common.
+# Stages whose number of files the architecture limits; the remaining stages are shared parts of these.
 MAIN_PATHS = (
     "text -> vocabulary",
     "text -> shards",
@@ -325,7 +325,7 @@ MAIN_PATHS = (
 
 @dataclass
 class Recorder:
-    """A trace function that notes the lines of the project's functions while it is on."""
+    """Trace function that records the executed lines of the project's functions while it is enabled."""
 
     roots: frozenset[CodeType] = frozenset()
     borders: dict[CodeType, str] = field(default_factory=dict)
@@ -336,7 +336,7 @@ class Recorder:
 
     @property
     def files(self) -> list[str]:
-        """Files that do a part of the work; modules of settings hold values and their checks, and do none."""
+        """Files that do part of the work; settings modules only hold and check values, so they are excluded."""
         return sorted(
             path
             for path, lines in self.lines.items()
@@ -345,11 +345,11 @@ class Recorder:
 
     @property
     def touched(self) -> list[str]:
-        """Files of which only an accessor or a check ran."""
+        """Files in which only an accessor or a check ran."""
         return sorted(self.lines.keys() - set(self.files))
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> "TraceFunction | None":  # noqa: ARG002
-        """Decide at each call whether to follow it; the function returned gets the later events of that frame."""
+        """Decide at each call whether to follow it; the returned function receives the later events of that frame."""
         if not self.on or event != "call":
             return None
         state, code = self._threads.__dict__, frame.f_code
@@ -374,7 +374,7 @@ class Recorder:
 
 @functools.cache
 def is_project_function(code: CodeType) -> bool:
-    """Whether this is a function of ours; bodies of modules and classes, which run at import, are not optimized."""
+    """Return whether this is a project function; module and class bodies, which run at import, are not optimized."""
     return bool(code.co_flags & inspect.CO_OPTIMIZED) and SOURCES in Path(code.co_filename).parents
 
 
@@ -404,7 +404,7 @@ def trace(work: Workspace, stage: Stage, *, across: bool = False) -> Recorder:
     """Run a stage twice and record the second time."""
     others = {} if across else {code_of(entry): name for name in stage.borders for entry in STAGES[name].entry}
     recorder = Recorder(frozenset(map(code_of, stage.roots)), others)
-    threading.settrace(recorder)  # threads that the first run starts live on, and are recorded in the second
+    threading.settrace(recorder)  # threads started by the first run are still alive and are recorded in the second run
     stage.run(work)
     with recording(recorder):
         stage.run(work)

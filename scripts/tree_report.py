@@ -2,8 +2,8 @@
 
     python scripts/tree_report.py [--no-paths]
 
-Prints packages, modules, files per folder, short and long files, function lengths, base names that occur twice, blocks
-of code that stand twice, and the files of each main path (``scripts/trace_paths.py``).
+Prints packages, modules, files per folder, short and long files, function lengths, repeated base names, duplicated
+blocks of code, and the files of each main path (``scripts/trace_paths.py``).
 """
 
 import argparse
@@ -21,10 +21,10 @@ SOURCES = Path(__file__).resolve().parents[1] / "src" / "cloze"
 MOST_PACKAGES = 12
 MOST_FILES_PER_FOLDER = 20
 MOST_MODULES = 200
-SHORT, LONG = 60, 400  # lines of a file
-MOST_FUNCTION_LINES = 25  # 90th percentile
+SHORT, LONG = 60, 400  # limits for the number of lines of a file
+MOST_FUNCTION_LINES = 25  # limit for the 90th percentile
 MOST_REPEATED_LINES = 12
-# Base names that play the same role in whichever package they stand.
+# Base names that play the same role in every package.
 ROLES = frozenset({"settings.py", "errors.py", "metrics.py"})
 
 
@@ -48,12 +48,12 @@ class Tree(NamedTuple):
 
     @property
     def short_files(self) -> list[str]:
-        """Short modules."""
+        """Modules with fewer than ``SHORT`` lines."""
         return [path for path, lines in self.modules.items() if lines < SHORT]
 
     @property
     def long_files(self) -> list[str]:
-        """Long modules."""
+        """Modules with more than ``LONG`` lines."""
         return [path for path, lines in self.modules.items() if lines > LONG]
 
     @property
@@ -64,7 +64,7 @@ class Tree(NamedTuple):
 
     @property
     def shared_names(self) -> dict[str, list[str]]:
-        """Base names of several modules -> where they are."""
+        """Base names that several modules share -> their paths."""
         places: dict[str, list[str]] = defaultdict(list)
         for path in self.modules:
             places[Path(path).name].append(path)
@@ -72,7 +72,7 @@ class Tree(NamedTuple):
 
     @property
     def clashing_names(self) -> dict[str, list[str]]:
-        """Base names of several modules that are neither in sibling folders nor in a folder and its parent."""
+        """Base names that several modules share, unless these are in sibling folders or in a folder and its parent."""
         return {name: paths for name, paths in self.shared_names.items() if not _are_siblings(name, paths)}
 
     def problems(self) -> list[str]:
@@ -93,14 +93,14 @@ class Tree(NamedTuple):
 
 
 def _are_siblings(name: str, paths: Sequence[str]) -> bool:
-    # A module of commands has the name of what it commands.
+    # A command module is named after the package that it calls.
     others = [Path(path) for path in paths if not path.startswith("cli/")]
     parents = [{path.parent, path.parent.parent} for path in others]
     return name in ROLES or bool(set.intersection(*parents))
 
 
 def read_tree(sources: Path = SOURCES) -> Tree:
-    """Count a source tree; ``__init__.py`` is not counted as a module."""
+    """Measure a source tree; ``__init__.py`` is not counted as a module."""
     paths = sorted(path for path in sources.rglob("*.py") if path.name != "__init__.py")
     texts = {str(path.relative_to(sources)): path.read_text(encoding="utf-8") for path in paths}
     functions = [(length, f"{path}:{name}") for path, text in texts.items() for name, length in function_lengths(text)]
@@ -124,7 +124,7 @@ def function_lengths(text: str) -> Iterator[tuple[str, int]]:
 
 
 def repeated_blocks(texts: dict[str, str], longest_allowed: int = MOST_REPEATED_LINES) -> list[Block]:
-    """Find duplicated blocks with more lines than allowed, ignoring blank lines, comments and imports."""
+    """Return duplicated blocks with more lines than allowed, ignoring blank lines, comments and imports."""
     window = longest_allowed + 1
     lines = {path: list(code_lines(text)) for path, text in texts.items()}
     seen: dict[tuple[str, ...], tuple[str, int]] = {}
@@ -183,16 +183,16 @@ def print_tree(tree: Tree) -> None:
     print(
         f"functions over 50 lines: {', '.join(f'{name} ({length})' for length, name in tree.long_functions) or 'none'}"
     )
-    print("base names of several modules:")
+    print("base names that several modules share:")
     for name, paths in tree.shared_names.items():
         print(f"  {name}: {', '.join(paths)}")
-    print(f"blocks of more than {MOST_REPEATED_LINES} lines that stand twice: {len(tree.repeated)}")
+    print(f"blocks of more than {MOST_REPEATED_LINES} lines that occur twice: {len(tree.repeated)}")
     for block in tree.repeated:
         print(f"  {block.lines} lines: {block.first} and {block.second}")
 
 
 def main() -> None:
-    """Print the report; exit with 1 where a limit is exceeded."""
+    """Print the report; exit with 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--no-paths", action="store_true", help="do not run and trace the main paths")
     options = parser.parse_args()
@@ -210,7 +210,7 @@ def main() -> None:
             if len(traced[name].files) > LIMIT
         ]
     for problem in problems:
-        print(f"beyond the limit: {problem}", file=sys.stderr)
+        print(f"limit exceeded: {problem}", file=sys.stderr)
     sys.exit(1 if problems else 0)
 
 

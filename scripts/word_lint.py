@@ -1,10 +1,10 @@
-"""Report phrases that read like a translation, each with the wording to use instead.
+"""Report phrases that read like a translation, each with a suggested replacement.
 
     python scripts/word_lint.py [PATH ...]
 
 Checks comments, docstrings and other texts of the Python files under src, benchmarks, torture, scripts and tests, the
-texts of the pages, and the Markdown of the root and of docs; or only the given files and folders. Exits with 1 if a
-phrase is found.
+texts of the pages, and the Markdown files in the root and in docs; or only the given files and folders. Exits with 1 if
+a phrase is found.
 
 A line, or a statement that begins in a line, with ``lint: allow`` in a comment is not checked. Nor are code blocks and
 `quoted code` in Markdown, and strings of fewer than three words, which are names. A Python file with the line
@@ -29,7 +29,7 @@ PAGE_SUFFIXES = frozenset({".html", ".js"})
 _COUNTED = "tokens|steps|sequences|texts|requests|words|pairs|lines|rows|sentences|bytes|vectors|examples|batches"
 _UNITS = "second|minute|hour|update|step|epoch|process|day|layer|token|core"
 _CODE = re.compile(r"``[^`]*``|`[^`]*`")
-# Comments and strings of JavaScript; a string of a page that is longer than one line is rare.
+# Comments and strings of JavaScript; strings that span several lines are rare in the pages.
 _SCRIPT_TEXT = re.compile(r"//[^\n]*|/\*.*?\*/|\"[^\"\n]*\"|'[^'\n]*'|`[^`]*`", re.DOTALL)
 
 # Regular expression (case-insensitive; a space matches any whitespace) -> suggested wording.
@@ -91,7 +91,7 @@ _PATTERNS = [(re.compile(phrase.replace(" ", r"\s+"), re.IGNORECASE), hint) for 
 
 
 class Finding(NamedTuple):
-    """A phrase that a reader would stumble over."""
+    """A phrase to reword, with its location and a suggestion."""
 
     path: str
     line: int
@@ -134,7 +134,7 @@ def python_texts(source: str) -> Iterator[tuple[int, str]]:
 
 
 def allowed_lines(source: str) -> set[int]:
-    """Return the lines of all statements whose first line allows any phrase, and of such comments; maybe all lines."""
+    """Return the lines that are not checked: statements whose first line has ``lint: allow``, and such comments."""
     if ALLOW_FILE in source.splitlines():
         return set(range(1, source.count("\n") + 2))
     allowed = {number for number, line in enumerate(source.splitlines(), 1) if ALLOW in line}
@@ -171,7 +171,7 @@ def _without_code(text: str) -> str:
 
 
 def files(chosen: Sequence[Path] = (), root: Path = ROOT) -> list[Path]:
-    """Return the files to check: all, or those that are chosen or lie in a chosen folder."""
+    """Return the files to check: all, or only the chosen files and those in chosen folders."""
     pages = [path for path in sorted((root / "src").rglob("*")) if path.suffix in PAGE_SUFFIXES]
     every = [*python_files(root), *pages, *markdown_files(root)]
     folders = [path.resolve() for path in chosen]
@@ -179,7 +179,7 @@ def files(chosen: Sequence[Path] = (), root: Path = ROOT) -> list[Path]:
 
 
 def check(paths: Iterable[Path], root: Path = ROOT) -> list[Finding]:
-    """Return the findings in files under a root."""
+    """Return the findings in the given files under a root."""
     return [
         finding
         for path in paths

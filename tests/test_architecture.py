@@ -16,7 +16,7 @@ MODULES = sorted(SOURCES.rglob("*.py"))
 
 # Root modules, which every package may import.
 ROOT = {path.stem for path in SOURCES.glob("*.py")} - {"__init__", "__main__", "sklearn"} | {"models"}
-# What each package may import besides the root modules and itself.
+# What each package may import in addition to the root modules and itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "text": set(),
     "model": set(),

@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def built_files(root: Path) -> list[str]:
-    """Return the files beside the sources."""
+    """Return the files in the source tree that are not sources."""
     return [path.name for path in (root / SOURCE).parent.iterdir() if path.suffix not in (".c", ".h")]
 
 

@@ -1,6 +1,6 @@
 """The documents: their commands run, their links resolve, and they cover everything they should.
 
-The numbered tutorials build on each other and share a folder; the README and the others have one each.
+The numbered guides build on each other and share a folder; the README and all other documents have one each.
 """
 
 import os
@@ -74,7 +74,7 @@ def run(path: Path, text: str, folder: Path, chdir: Callable[[Path], None]) -> N
     chdir(folder)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(text, "python"):
-        # Preceding newlines, so that line numbers in a traceback are those of the document.
+        # Newlines are prepended, so that line numbers in a traceback are those of the document.
         exec(compile("\n" * (block.line - 1) + block.text, str(path), "exec"), namespace)
 
 
@@ -88,10 +88,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, Callable[[Path], None]], None]:
-    """Run a document once, and a guide after the English guides before it, in the same folder.
+    """Run a document once; run a guide after the preceding English guides, in the same folder.
 
-    A Chinese guide has the commands of the English one. It runs in the same folder, where their results exist, so that
-    the trainings are finished already and only the rest takes time.
+    A Chinese guide has the same commands as the English one. It runs in the same folder, where training runs are
+    already finished, so that only the remaining commands take time.
     """
     shared = tmp_path_factory.mktemp("tutorials")
     done: set[Path] = set()
@@ -198,7 +198,7 @@ def anchors(text: str) -> set[str]:
 
 
 def broken_anchors(path: Path, text: str) -> list[str]:
-    """Return the links of a document that lead to no heading."""
+    """Return the links of a document that do not lead to a heading."""
     broken = []
     for target in LINK.findall(FENCE.sub("", text)):
         place, _, anchor = target.partition("#")
@@ -306,7 +306,7 @@ ELSEWHERE = {"run_classifier.py", "run_squad.py", "utils.py"}
 
 
 def missing_files(text: str, *folders: Path, below: Path) -> list[str]:
-    """Return the Python files that a text names and that are neither in the folders nor, by base name, below one."""
+    """Return the Python files that a text names but that are not in the folders or, by base name, below one."""
     known = ELSEWHERE | {path.name for path in below.rglob("*.py")}
     names = set(PYTHON_FILE.findall(text)) - known
     return sorted(name for name in names if not any((folder / name).exists() for folder in folders))

@@ -19,7 +19,7 @@ from cloze.errors import ClozeError, ConfigError
 from cloze.files import replaced_file, replaced_folder, scratch_folder, write_json
 from cloze.locks import command_locks, hold_target, is_ours, only_writer, sweep, target_name
 
-BUSY = "another process is writing to {}; wait for it to end, or choose another place$"
+BUSY = "another process is writing to {}; wait for it to end, or choose another location$"
 # Another process that holds a target until its standard input ends; it may write first, and be killed by that.
 HOLDER = """
 import os, signal, sys
@@ -97,7 +97,7 @@ def test_links_are_written_through(tmp_path: Path) -> None:
     for write, name in ((write_file, "file"), (write_folder, "folder")):
         target, link = tmp_path / "far" / name, tmp_path / name
         link.symlink_to(target)
-        for _ in range(2):  # to a new path, and over existing output
+        for _ in range(2):  # first to a new path, then over existing output
             write(link)
             assert link.readlink() == target
             assert target.is_dir() == (name == "folder")
@@ -293,7 +293,7 @@ def test_folders_created_for_nothing_are_removed(tmp_path: Path) -> None:
 
 
 def test_a_command_holds_its_outputs_to_its_end(tmp_path: Path) -> None:
-    check_folder(tmp_path / "out")  # outside a command, it only checks
+    check_folder(tmp_path / "out")  # outside a command, the function only checks
     with another_process(tmp_path / "out"), command_locks(), pytest.raises(ClozeError, match=BUSY.format("out")):
         check_folder(tmp_path / "out")
     with another_process(tmp_path / "x.csv"), command_locks(), pytest.raises(ClozeError, match=BUSY.format("x.csv")):

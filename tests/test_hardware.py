@@ -120,9 +120,9 @@ def test_work_that_does_not_fit_is_refused_with_figures() -> None:
     there = AvailableMemory(1000 * 2**20, "ulimit -v 9")
     require_memory(900 * 2**20, "a step", "use less", there)
     with pytest.raises(ConfigError) as refused:
-        require_memory(950 * 2**20, "a step", "use less", there)  # including the allocator's overhead
+        require_memory(950 * 2**20, "a step", "use less", there)  # the limit includes the allocator's overhead
     assert str(refused.value) == (
-        "a step needs about 950 MB of memory, but 1000 MB are available (ulimit -v 9); use less"
+        "a step needs about 950 MB of memory, but 1000 MB is available (ulimit -v 9); use less"
     )
 
 

@@ -1,4 +1,4 @@
-"""The documentation site: every public name is documented and has a place, and broken links are found.
+"""The documentation site: every public name is documented and has a page, and broken links are found.
 
 ``make docs`` builds the site; these tests need no MkDocs.
 """
@@ -27,7 +27,7 @@ PUBLIC = {
 
 
 def public_methods(kind: type) -> dict[str, Any]:
-    """Return the public methods of a class, without those of classes of other libraries."""
+    """Return the public methods of a class, without those inherited from other libraries."""
     bases = [base for base in kind.__mro__ if base.__module__.partition(".")[0] == "cloze"]
     names = {name for base in bases for name in vars(base) if not name.startswith("_")}
     functions = {name: getattr(kind, name) for name in sorted(names) if callable(getattr(kind, name))}
@@ -79,7 +79,7 @@ def field_docs(kind: type) -> set[str]:
 
 
 def missing_from(value: Any, docstring: str, *, example: bool) -> list[str]:
-    """Return what the docstring of a public function or class lacks."""
+    """Return what is missing from the docstring of a public function or class."""
     found = sections(docstring)
     documented = entries(found.get("Args", "")) | entries(found.get("Attributes", ""))
     if is_dataclass(value):
@@ -100,14 +100,14 @@ def missing_from(value: Any, docstring: str, *, example: bool) -> list[str]:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_name_is_documented(name: str) -> None:
-    """The docstring documents every argument, the returned value and has an example."""
+    """The docstring documents every argument and the returned value, and has an example."""
     value = PUBLIC[name]
     assert missing_from(value, value.__doc__ or "", example=True) == []
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_public_method_documents_its_arguments(name: str) -> None:
-    """A public method with several arguments documents each of them and the returned value; for one, a line may do."""
+    """A public method with several arguments documents them and the returned value; with one, a line suffices."""
     function = METHODS[name]
     docstring = inspect.getdoc(function)
     assert docstring, "no docstring"
@@ -174,7 +174,7 @@ def test_navigation_leads_with_index_pages() -> None:
 
 
 def test_site_asks_no_host() -> None:
-    """Fonts are local, and no repository is named, since the theme would query GitHub for its stars."""
+    """Fonts are local, and no repository is configured, since the theme would then query GitHub for its star count."""
     settings = (ROOT / "mkdocs.yml").read_text("utf-8")
     assert "\n  font: false\n" in settings
     assert "\nrepo_url" not in settings

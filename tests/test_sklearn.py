@@ -29,13 +29,13 @@ ROWS = make_rows(40)
 TEXTS = [row["text"] for row in ROWS]
 LABELS = [row["label"] for row in ROWS]
 FAST: dict[str, Any] = {"epochs": 2, "batch_size": 8, "max_length": 16, "learning_rate": 3e-3}
-# A tiny model that sees numbers as words does not reach the scores that these checks require.
+# Checks that require higher scores than a tiny model reaches if it sees numbers as words.
 _WORDS = "numbers are read as words by a tiny model, which learns too little in one epoch for the score asked for"
 EXPECTED_FAILURES = {"check_classifiers_train": _WORDS, "check_regressors_train": _WORDS}
 
 
 class _NumbersAsTexts:
-    """Lets scikit-learn check a text estimator with numeric tables: each row becomes a text of digits."""
+    """Adapter that lets scikit-learn check a text estimator with numeric tables: each row becomes a text of digits."""
 
     def fit(self, X: Any, y: Any = None) -> Any:
         if y is None and not isinstance(self, TextEmbedder):
@@ -192,7 +192,7 @@ def test_bad_input_is_refused(model: str, texts: Any, labels: Any, message: str)
 
 
 def test_bad_parameters_and_missing_fit_are_refused(model: str) -> None:
-    with pytest.raises(ConfigError, match="epochs is 'x'; a whole number or None was expected"):
+    with pytest.raises(ConfigError, match="epochs is 'x'; expected a whole number or None"):
         TextClassifier(model, epochs="x").fit(TEXTS, LABELS)  # type: ignore[arg-type]
     for estimator in (TextClassifier(model), TextRegressor(model)):
         with pytest.raises(NotFittedError):

@@ -87,7 +87,7 @@ def test_counts_to_choose_from() -> None:
     [
         (IDLE, 2),
         (BUSY, 1),
-        ({1: 1.0, 2: 1.04}, 2),  # within 5 %: more threads are preferred, because the load may end
+        ({1: 1.0, 2: 1.04}, 2),  # within 5 %, more threads are preferred, because the other load may end
         ({1: 1.0, 2: 1.06}, 1),
         ({1: 1.0, 2: 0.6, 4: 0.9}, 2),
     ],
@@ -202,7 +202,7 @@ def test_predictions_follow_the_load() -> None:
     machine.run(threads, 200)
     assert machine.counts[-1] == 2
     machine.costs = {count: 0.05 * cost for count, cost in BUSY.items()}
-    # Two slow batches show that the load has changed; a few more, that one thread is faster.
+    # Two slow batches show that the load has changed; a few more show that one thread is faster.
     machine.run(threads, 10)
     assert machine.counts[-10:].count(1) >= 7
     machine.costs = {count: 0.05 * cost for count, cost in IDLE.items()}

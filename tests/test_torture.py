@@ -51,7 +51,7 @@ from cloze.text import SPECIAL, Encoding, Tokenizer
 from tests.text.generated import strings, wild_strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 
-# Times are checked by the campaign only.
+# Only the campaign checks times.
 SHORT = StringSettings(generated=2000, wild=500, huge=3000, seconds_per_megabyte=float("inf"))
 
 
@@ -264,7 +264,7 @@ def test_ids_that_differ_between_calls_are_caught(candidates: list[Candidate], m
 
 
 class Panic(BaseException):
-    """Like a panic of the native tokenizer: not a subclass of Exception."""
+    """Stands for a panic in the native tokenizer, which is not a subclass of Exception."""
 
 
 class Crashing(Tokenizer):
@@ -299,7 +299,7 @@ def test_processes_that_die_are_caught(candidates: list[Candidate]) -> None:
     outcome = torture_strings([crashing], settings, Silent())
     assert not outcome.passed
     assert outcome.failures == ["fixed 'zero-width joiners': the process died with exit code 7"]
-    # The others were checked by the process that replaced the dead one.
+    # The remaining strings were checked by the process that replaced the dead one.
     assert (outcome.figures["generated"], outcome.figures["crashes"]) == (10, 1)
 
 
@@ -557,7 +557,7 @@ def test_results_are_compared_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_injected_faults_behave_like_a_disk(code: int, tmp_path: Path) -> None:
-    """Injected faults behave like a disk's: once for an I/O error, lasting without space, only below the folder."""
+    """Injected faults affect only the folder: an I/O error occurs once, and a full disk stays full."""
     pipe, messages = multiprocessing.Pipe(duplex=False)
     disk = faults._Disk(faults.Fail(tmp_path / "run", 2, code), messages)
     disk.check("open", tmp_path / "elsewhere")

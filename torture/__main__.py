@@ -267,7 +267,7 @@ TRIALS = {
 FOLDER = ROOT / "runs" / "torture"
 HEADER = ("test", "tested", "required", "measured", "result")
 _RULE = ("---",) * len(HEADER)
-TABLE = "results.md"  # the printed table, in Markdown
+TABLE = "results.md"  # file with the printed table, in Markdown
 
 
 def main(arguments: Sequence[str] | None = None, trials: dict[str, Trial] = TRIALS, folder: Path = FOLDER) -> int:

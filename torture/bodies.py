@@ -1,7 +1,7 @@
 """T14: request bodies known to break parsers, and requests generated from the service's OpenAPI description.
 
-schemathesis generates the requests in process: half conform to the description, half violate it. No response may have a
-status of 500 or above, and every JSON response must be valid JSON.
+schemathesis generates the requests in this process: half conform to the description, half violate it. No response may
+have a status of 500 or above, and every JSON response must be valid JSON.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from torture.services import Running, made_service
 _MOST_FAILURES = 10
 _DEEP = 20_000
 
-# Difficult JSON values: tried as a whole body, as a text, and as a key.
+# Difficult JSON values, each sent as the whole body, as a text, and as a key.
 _VALUES = [
     *(
         b'"\\ud800"',
@@ -82,7 +82,7 @@ BODIES: Sequence[bytes] = list(_bodies())
 
 @dataclass(frozen=True)
 class BodySettings:
-    """The number of generated requests, the routes if not all, and the precisions of the services."""
+    """The number of generated requests, the routes (all by default), and the precisions of the services."""
 
     cases: int = 50_000
     paths: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ def _refuse(constant: str) -> None:
 def send_generated(service: Running, settings: BodySettings, failures: list[str], progress: Progress) -> dict[int, int]:
     """Send generated requests, at least as many as configured; return the number of responses per status.
 
-    Routes take turns. A route without parameters has only one possible request, so further rounds make up for it.
+    Routes are tested in turn. A route without parameters has only one possible request; further rounds make up for it.
     """
     schema = schemathesis.openapi.from_dict(service.get("/openapi.json").json())
     found: list[Any] = [result.ok() for result in schema.get_all_operations()]  # type: ignore[union-attr]

@@ -26,7 +26,7 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a test: figures by name, and one line for each of the first failures."""
+    """The result of a test: figures by name, and one line for each of its first failures."""
 
     passed: bool
     figures: dict[str, str | int | float]
@@ -38,8 +38,8 @@ class Outcome:
 class Trial:
     """One test of the campaign: what it tests, the required result, and how to run it.
 
-    ``settings`` is a frozen dataclass that ``run`` takes; ``files`` are the sources of the test, so that a changed test
-    runs again.
+    ``settings`` is a frozen dataclass that is passed to ``run``; ``files`` are the sources of the test, so that a
+    changed test runs again.
     """
 
     tested: str
@@ -54,7 +54,7 @@ def run_trials(
 ) -> dict[str, Outcome]:
     """Run the selected trials that have not passed yet; return all known results."""
     kept = read_json(folder / RESULTS) if (folder / RESULTS).is_file() else {}
-    # Computed once before the runs: a source file that changes during a run was not tested.
+    # Computed once before the runs, because a source file that changes during a run was not tested.
     depends = {name: conditions(trial) for name, trial in trials.items()}
     for name in chosen:
         known = _kept_outcome(kept, name, depends[name])
@@ -65,7 +65,7 @@ def run_trials(
         start = time.monotonic()
         try:
             outcome = trials[name].run(trials[name].settings, progress)
-        except Exception as error:  # the others are still worth running
+        except Exception as error:  # the remaining tests are still worth running
             traceback.print_exc()
             outcome = Outcome(False, {}, [f"the test itself failed: {type(error).__name__}: {error}"])
         found = asdict(outcome) | {"seconds": round(time.monotonic() - start, 1)}

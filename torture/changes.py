@@ -22,12 +22,12 @@ from torture.training import command, run_command
 
 _MOST_FAILURES = 10
 # Files that do not affect the result.
-_HARMLESS = {"README.md", "shard.json"}  # shard.json is only used by preparation
+_HARMLESS = {"README.md", "shard.json"}  # only preparation uses shard.json
 
 
 @dataclass(frozen=True)
 class ChangeSettings:
-    """The kinds of training (all if empty), and a stride over the files to change."""
+    """The kinds of training to test (all if empty), and a stride over the files to change."""
 
     trainings: tuple[str, ...] = ()
     every: int = 1
@@ -50,7 +50,7 @@ class KillAfterSave:
 
 
 def run(settings: ChangeSettings, progress: Progress) -> Outcome:
-    """Change every file."""
+    """Change every file of every kind of training, and check that the change is rejected."""
     with TemporaryDirectory() as name:
         trials = _ChangeTrials(Path(name).resolve(), settings)
         for training in trials.trainings:
@@ -66,7 +66,7 @@ def run(settings: ChangeSettings, progress: Progress) -> Outcome:
 
 
 class _ChangeTrials:
-    """Trainings that were killed once each; inputs are restored after every change."""
+    """Training runs that were killed once each; inputs are restored after every change."""
 
     def __init__(self, scratch: Path, settings: ChangeSettings) -> None:
         self._scratch, self._settings = scratch, settings
@@ -111,7 +111,7 @@ class _ChangeTrials:
         self.failures: list[str] = []
 
     def change_everything(self, training: str, progress: Progress) -> None:
-        """Kill a training, then run its command again for every file, with that file changed."""
+        """Kill a training run, then run its command again once per file, with that file changed."""
         words, sources = self._commands[training]
         killed = self._scratch / f"killed-{training.replace(' ', '-')}"
         code, child = run_command(self._words(words, killed), self._scratch / "said", KillAfterSave())

@@ -29,10 +29,10 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ChangeSettings:
-    """The rounds of each kind of damage to each file, and the precisions."""
+    """The number of rounds of each kind of damage to each file, and the precisions."""
 
     rounds: int = 3
-    precisions: tuple[str, ...] = ("fp32", "int8", "auto")  # auto: int8 from the cache, whose files are damaged as well
+    precisions: tuple[str, ...] = ("fp32", "int8", "auto")  # auto uses cached int8 files, which are damaged as well
 
 
 def _truncate(path: Path) -> None:
@@ -80,7 +80,7 @@ def run(settings: ChangeSettings, progress: Progress) -> Outcome:
 
 
 def damage_everything(service: Process, folder: Path, rounds: int) -> tuple[int, list[str]]:
-    """Return the number of damages and the failures; each file is restored before the next damage."""
+    """Return how often files were damaged, and the failures; each file is restored before the next damage."""
     files = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     expected = {path: ask(service, path) for path in QUESTIONS}
     done, failures = 0, list[str]()

@@ -1,4 +1,4 @@
-"""Every command that writes files, with inputs that take seconds; used by T25 to T28."""
+"""Every command that writes files, with inputs that are processed in seconds; used by T25 to T28."""
 
 import os
 import shutil
@@ -16,14 +16,14 @@ from cloze.locks import is_ours
 from torture.training import command, make_corpus, run_command
 
 Words = list[str]
-# Files that differ between runs, since they hold times, speeds or drawings.
+# Files that differ between runs, since they contain times, speeds or plots.
 _NEVER_EQUAL = {"metrics.jsonl", "run.json", "curves.png", "eval_results.json", "distillation.json", "README.md"}
 _ROWS = 24
 
 
 @dataclass(frozen=True)
 class SmallParts:
-    """Hook: small parts, so that a short file has several; and a umask."""
+    """Hook: set a small part size, so that a short file has several parts, and set the umask."""
 
     umask: int | None = None
 
@@ -68,7 +68,7 @@ class Inputs:
             raise RuntimeError(f"{' '.join(words)}: exit code {code}: {child.last_line}")
 
     def commands(self) -> Mapping[str, tuple[str, Callable[[Path, int], Words]]]:
-        """Return every command that writes files: its output suffix, and its arguments by output and variant.
+        """Return every command that writes files: its output suffix, and a function (output, variant) -> arguments.
 
         Variants 0 and 1 write different outputs.
         """

@@ -29,7 +29,7 @@ _MOST_FAILURES = 10
 
 @dataclass(frozen=True)
 class DamageSettings:
-    """The number of damages, and the number of damaged runs that are resumed to the end."""
+    """How often a checkpoint is damaged, and the number of damaged runs that are resumed to the end."""
 
     count: int = 500
     resumed: int = 10
@@ -49,7 +49,7 @@ def die_after_a_save(pipe: Connection) -> None:  # noqa: ARG001 (a hook's signat
 
 
 def run(settings: DamageSettings, progress: Progress) -> Outcome:
-    """Damage checkpoints, check the detection, and resume."""
+    """Damage checkpoints, check that the damage is detected, and resume."""
     with TemporaryDirectory() as name:
         scratch = Path(name)
         trial = _DamagedRun(scratch, make_corpus(scratch / "corpus"), settings, progress)
@@ -93,7 +93,7 @@ class _DamagedRun:
         return not self.failures
 
     def damage_often(self) -> None:
-        """Damage one file at a time."""
+        """Damage one file at a time, the configured number of times."""
         every = max(1, self._settings.count // max(1, self._settings.resumed))
         newer = self._folders()[_NEWER]
         for number in range(self._settings.count):

@@ -45,7 +45,7 @@ class DiskSettings:
     """The stride over the write operations, the number of resumed runs, and the sizes of real disks."""
 
     every: int = 1
-    resumed: int = 3  # one in this many failures is followed by a run on a working disk
+    resumed: int = 3  # one in this many failures is followed by a resumed run on a working disk
     kilobytes: tuple[int, ...] = (8, 300, 2000, 5000, 8000, 11000, 14000, 16000, 18000, 20000)
 
 
@@ -128,7 +128,7 @@ class _DiskTrials:
         self.failed += 1
         refused = [words[1] for words in child.messages if words[0] == "failed"]
         if ended == 0 and Run(out).finished and refused in (["unlink"], ["rmdir"]):
-            return  # the model was complete; no write was left to fail
+            return  # the model was complete, so no write operation remained that could fail
         complaints = [line for line in child.output.splitlines() if "error" in line.lower() or "Traceback" in line]
         if ended != 2 or len(complaints) != 1 or not child.last_line.startswith("cloze: error: "):
             self.failures.append(f"{place}: exit code {ended}: {child.last_line}")

@@ -54,7 +54,7 @@ def app_routes(service: Running) -> list[Any]:
 def every_route(routes: Iterable[Any], before: str = "") -> Iterator[Endpoint]:
     """Yield methods and paths of all routes, including routers and mounts; path parameters are in braces."""
     for route in routes:
-        # newer versions of FastAPI wrap included routers like this
+        # newer versions of FastAPI wrap included routers in this attribute
         if (included := getattr(route, "original_router", None)) is not None:
             yield from every_route(included.routes, before + route.include_context.prefix)
         elif isinstance(route, Mount) and route.routes:
@@ -105,7 +105,7 @@ def request_all(service: Running, key: str) -> tuple[int, list[str]]:
 
 def _wrong(path: str, found: int, expected: int, *, is_there: bool) -> str | None:
     """Return what is wrong with a status, or None; expected 0 means that access is allowed."""
-    if path in _OPEN:  # open to all; a load balancer may use any host name
+    if path in _OPEN:  # accessible without a key, under any host name, because load balancers request it
         return None if found == 200 else "access should be open"
     if expected:
         return None if found == expected else f"not {expected}"

@@ -28,11 +28,11 @@ class DrainSettings:
 
 @dataclass
 class Tally:
-    """The results of the clients."""
+    """The counts of responses and failures over all clients."""
 
     answered: int = 0
     refused: int = 0
-    outstanding: int = 0  # sent before the signal and unanswered when it came
+    outstanding: int = 0  # requests sent before the signal that were still unanswered at that time
     lost: int = 0
 
 

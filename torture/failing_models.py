@@ -23,7 +23,7 @@ from torture.services import Running, made_service
 
 
 class PanicError(BaseException):
-    """Like the panics of libraries in other languages: not a subclass of ``Exception``."""
+    """Stands for a panic in a native library, which is not a subclass of ``Exception``."""
 
 
 FAULTS = ("raises", "panics", "no memory", "no numbers", "loses results")

@@ -23,13 +23,13 @@ from cloze.checkpoint import StateStore, TrainingState, weights
 
 # An I/O error may occur once; a full or read-only disk stays that way.
 LASTING = {errno.EIO: False, errno.ENOSPC: True, errno.EROFS: True}
-# These operations work on a full disk.
+# Operations that succeed on a full disk.
 _NEED_NO_SPACE = {"rename", "replace", "chmod", "unlink", "rmdir"}
 
 
 @dataclass(frozen=True)
 class Fail:
-    """Hook: the n-th write operation below a folder fails, counted from 1; 0 only counts them."""
+    """Hook: the n-th write operation below a folder fails, counted from 1; with 0, operations are only counted."""
 
     folder: Path
     number: int

@@ -103,10 +103,10 @@ def _mark_floods(huge: int) -> Iterator[str]:
 
 
 def _endless_marks(huge: int) -> Iterator[str]:
-    """Yield words with more deleted characters than the tokenizer processes: the rest is dropped and reported."""
+    """Yield words with more combining marks than the tokenizer processes: the rest is dropped and reported."""
     length = max(huge, 2 * MAX_WINDOW)
     yield "a" + "\u0301" * length + "b"
-    # Marks of two classes must be reordered, which takes a naive implementation quadratic time.
+    # Marks of two combining classes must be reordered, for which a naive implementation needs quadratic time.
     yield "a" + "\u0301\u0316" * (length // 2) + "b"
 
 
@@ -161,7 +161,7 @@ def _one_line(huge: int) -> Iterator[str]:
 def _window_edges(huge: int) -> Iterator[str]:
     """Yield texts with a difficult sequence exactly where a long text is cut."""
     for size in (_WINDOW, MAX_WINDOW) if huge >= MAX_WINDOW else (_WINDOW,):
-        # words that are too long for the vocabulary and therefore fast to process
+        # words that exceed WordPiece's length limit and are therefore fast to process
         filler = f"{'z' * 127} " * (size // 128 + 1)
         for tail in ("é", "\u0301\u0302", "中国", "\ud800", "\u200d.", "[MASK]", "한국", "\u00a0\u0301", "İ"):
             for place in range(size - 3, size + 1):
@@ -219,5 +219,5 @@ FIXED: dict[str, Callable[[int], Iterator[str]]] = {
     "variation selectors": lambda _: _around("\ufe00\ufe0e\ufe0f\u180b\u180f\U000e0100\U000e01ef"),
     "scripts": _scripts,
 }
-# Texts that exceed the tokenizer's documented limits, where the original's result is not expected.
+# Texts that exceed the tokenizer's documented limits and need not give the original's result.
 BEYOND_READING = frozenset({"endless marks"})

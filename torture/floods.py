@@ -33,7 +33,7 @@ class Patience:
 
     head: float = 10.0
     idle: float = 30.0
-    rest: float = 2.0  # for the rest of a request that is already answered
+    rest: float = 2.0  # for the remaining bytes of a request that is already answered
     read: float = 40.0  # 30 seconds, plus the time until all responses are sent
 
 
@@ -49,7 +49,7 @@ class Form:
     reads: bool = True
 
 
-# Name: first, again, pause, state. "%s" is a path. Malformed requests must be rejected at once: state "over".
+# Name -> (first, again, pause, state). "%s" is a path. Malformed requests (state "over") must be rejected at once.
 _KINDS: dict[str, tuple[bytes, bytes, float, str]] = {
     "silence": (b"", b"", 0.5, "idle"),
     "blank lines": (b"", b"\r\n", 0.3, "idle"),
@@ -112,7 +112,7 @@ _KINDS: dict[str, tuple[bytes, bytes, float, str]] = {
     "NUL bytes in a header": (_GET + b"X: \x00\r\n\r\n", b"x", 0.3, "over"),
     "unread responses": (_DONE * 1000, b"", 0.5, "read"),
 }
-# Sent before: nothing, or complete requests.
+# What is sent before the form: nothing, or complete requests.
 _BEFORE = {
     "": b"",
     "after /health, ": _DONE % b"/health",
@@ -127,7 +127,7 @@ def forms() -> Iterator[Form]:
         _PATHS, _KINDS.items(), _BEFORE.items()
     ):
         if b"%s" not in first and path != _PATHS[0]:
-            continue  # this kind has no path
+            continue  # this kind does not contain a path
         held = "head" if state == "idle" and not done and not first else state
         said = f"{before}{name}" + (f", {path.decode()}" if b"%s" in first else "")
         yield Form(said, done + first.replace(b"%s", path), again, pause, held, reads=state != "read")
@@ -145,10 +145,10 @@ class FloodSettings:
 
 
 def run(settings: FloodSettings, progress: Progress) -> Outcome:
-    """Run the flood against a service of its own."""
+    """Start a service and run the flood against it."""
     with tempfile.TemporaryDirectory() as folder:
         base = made_folders(Path(folder))["base"]
-        # By default, a model this small is not served in int8, as larger ones are.
+        # A model this small is not served in int8 by default, unlike larger models.
         flags = ("--threads", "1", "--precision", "int8")
         with process([base], *flags, environment={"CLOZE_KEY": KEY}) as service:
             return asyncio.run(flood(service, settings, progress))
@@ -193,7 +193,7 @@ async def flood(service: Process, settings: FloodSettings, progress: Progress) -
 
 
 class _Reader:
-    """Reads until the connection closes; stores the time of the last data and the end of the data."""
+    """Reads until the connection closes; stores the time at which data last arrived, and the last bytes."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader, self.found, self.last = reader, b"", time.monotonic()
@@ -210,7 +210,7 @@ class _Reader:
 async def hold_on(address: str, form: Form, settings: FloodSettings) -> str | None:
     """Send a form until the connection is closed; return what was wrong, or None.
 
-    The limit counts from the last response, because a pipeline of hundreds of requests must be answered first.
+    The time limit starts at the last response, because a pipeline of hundreds of requests must be answered first.
     """
     limit = settings.slack + {**vars(settings.patience), "over": 0.0}[form.state]
     reader, writer = await Target(address).connect()
@@ -223,7 +223,7 @@ async def hold_on(address: str, form: Form, settings: FloodSettings) -> str | No
             if left < 0:
                 return f"{form.name}: open after {limit:.0f} s"
             writer.write(form.again)
-            # A reset goes unnoticed while the client neither reads nor can write.
+            # A reset goes unnoticed while the client does not read and cannot write.
             async with asyncio.timeout(left):
                 await writer.drain()
             await asyncio.sleep(form.pause)

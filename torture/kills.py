@@ -2,9 +2,10 @@
 
 A run that saves after every step is killed, restarted with the same command, killed again, and so on until it is done;
 then the next run starts. Half of the kills come at a random time after the process starts, the other half at a random
-time after a save starts. The process reports the start and end of each save, which shows the kills inside a save. After
-every kill the newest checkpoint must be intact and no older than the last committed one; the previous one must be
-intact as well, with the metrics up to it. The final result must be bit-identical to an uninterrupted run.
+time after a save starts. The process reports the start and end of each save, which shows which kills fell inside a
+save. After every kill, the newest checkpoint must be intact and no older than the last committed one; the previous one
+must be intact as well, and so must the metrics up to it. The final result must be bit-identical to that of an
+uninterrupted run.
 """
 
 import random
@@ -60,7 +61,7 @@ def tell_of_saves(pipe: Connection) -> None:
 
 
 def run(settings: KillSettings, progress: Progress) -> Outcome:
-    """Train once without interruption, then with kills until there are enough."""
+    """Train once without interruption, then with kills until enough kills have occurred."""
     with TemporaryDirectory() as name:
         trials = _KillTrials(Path(name), settings, progress)
         while not trials.over and not trials.failures:
@@ -90,7 +91,7 @@ class _KillTrials:
 
     @property
     def over(self) -> bool:
-        """Whether there were enough kills; gives up on a machine where no kill hits a save."""
+        """Whether the trial is finished: enough kills, or four times as many without enough inside saves."""
         enough = self.kills >= self._settings.kills and self.inside >= self._settings.inside
         return enough or self.kills >= 4 * self._settings.kills
 
@@ -101,7 +102,7 @@ class _KillTrials:
             return None
         begun, *times = [moment for _, _, moment in child.messages]
         self._saving = max(end - start for start, end in zip(times[::2], times[1::2], strict=True))
-        # Long enough for some steps, short enough for frequent kills.
+        # The lifetime is long enough for some steps and short enough for frequent kills.
         self._living = times[0] - begun + (times[-1] - times[0]) / self._settings.steps * 4
         return result(self._scratch / "reference")
 
@@ -109,7 +110,7 @@ class _KillTrials:
         return command(self._data, self._scratch / out, self._settings.steps)
 
     def train_once(self) -> None:
-        """Train until the model exists."""
+        """Run the training command, killing it repeatedly, until the model exists."""
         out = self._scratch / f"run-{self.runs}"
         committed = 0
         while not self.failures:

@@ -2,8 +2,9 @@
 
     python -m torture.load http://127.0.0.1:8000/embed '{"texts": "a ship at sea"}' --connections 16 --seconds 5
 
-It writes to sockets directly: an HTTP client library would need more time per request than the service. It runs in a
-process of its own, separate from the service's interpreter, or in several if one cannot generate the load. Prints JSON.
+It writes to sockets directly, because an HTTP client library would need more time per request than the service. It runs
+in a process separate from the service's interpreter, or in several processes if one cannot generate the load. Prints
+JSON.
 """
 
 import argparse
@@ -209,7 +210,7 @@ def _press_alone(
 
 
 def _read_bodies(words: Iterable[str]) -> list[bytes]:
-    """Return JSON arguments as they are, and the lines of files."""
+    """Return arguments that are JSON unchanged, and the lines of arguments that are files."""
     bodies: list[bytes] = []
     for word in words:
         bodies += Path(word[1:]).read_bytes().splitlines() if word.startswith("@") else [word.encode()]

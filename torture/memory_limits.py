@@ -1,7 +1,7 @@
-"""T29: commands under memory limits (``ulimit -v``), with work that fits and work that does not.
+"""T29: commands under memory limits (``ulimit -v``), with tasks that fit into memory and tasks that do not.
 
-Each must end with a result, or with exit code 2 and one line about memory: no traceback, no signal, and no intervention
-by the system's out-of-memory killer.
+Each must end with a result, or with exit code 2 and one line about memory, without a traceback, a signal, or an
+intervention by the system's out-of-memory killer.
 """
 
 import contextlib
@@ -40,14 +40,14 @@ class LimitSettings:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a command."""
+    """The exit code and the output of a command."""
 
     code: int
     err: str
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with this end; None for a result or a clear error message."""
+        """What is wrong with how the command ended; None for a result or a clear error message."""
         last = (self.err.strip().splitlines() or ["nothing"])[-1]
         if "Traceback" in self.err or self.code not in (0, 2):
             return f"exit code {self.code}: {last[:200]}"
@@ -117,7 +117,7 @@ def limited(words: Sequence[str], gigabytes: float, out: Path) -> list[str]:
 
 
 def try_command(words: Sequence[str], gigabytes: float, out: Path) -> Ended:
-    """Run a command to its end."""
+    """Run a command and wait for it to end."""
     environment = os.environ | _ENVIRONMENT
     try:
         done = subprocess.run(

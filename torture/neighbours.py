@@ -1,8 +1,8 @@
 """T26: files next to an output, or at its path, are neither deleted nor followed; modes respect the umask.
 
-Each command writes next to the user's files, folders and links with names typical of temporary files, and onto targets
-that are links, devices, pipes, sockets, write-protected or owned by others. Everything except the output must stay
-unchanged: content, mode and owner.
+Each command writes next to a user's files, folders and links that have names typical of temporary files, and onto
+targets that are links, devices, pipes, sockets, write-protected or owned by other users. Everything except the
+output must stay unchanged: content, mode and owner.
 """
 
 import os
@@ -32,7 +32,7 @@ class NeighbourSettings:
 
 
 def run(settings: NeighbourSettings, progress: Progress) -> Outcome:
-    """Write beside every neighbour, onto every target, and under every umask."""
+    """Write next to every kind of file, onto every kind of target, and under every umask."""
     with TemporaryDirectory() as name:
         trials = _OutputTrials(Path(name).resolve(), settings)
         cases = [case for command in trials.commands for case in trials.cases(command)]
@@ -85,7 +85,7 @@ class _OutputTrials:
         return code
 
     def _beside(self, name: str, patterns: Sequence[str], kind: str, make: Callable[[Path, Path], None]) -> None:
-        """Write beside neighbours of all names at once; if the command refuses, try each neighbour on its own."""
+        """Write next to neighbours of all names at once; if the command refuses, try each neighbour separately."""
         out = self._out(name)
         neighbours = [out.with_name(pattern.format(out.name)) for pattern in patterns]
         for number, neighbour in enumerate(neighbours):
@@ -145,12 +145,12 @@ class _OutputTrials:
                 self.failures.append(f"{name} under umask {mask:o}: {path.name} has mode {mode:o}")
 
 
-def _folder(neighbour: Path, precious: Path) -> None:  # noqa: ARG001 (a neighbour like the others)
+def _folder(neighbour: Path, precious: Path) -> None:  # noqa: ARG001 (same signature as the other neighbours)
     neighbour.mkdir()
     (neighbour / "thesis.txt").write_text("years of work", encoding="utf-8")
 
 
-def _file(neighbour: Path, precious: Path) -> None:  # noqa: ARG001 (a neighbour like the others)
+def _file(neighbour: Path, precious: Path) -> None:  # noqa: ARG001 (same signature as the other neighbours)
     neighbour.write_text("years of work", encoding="utf-8")
 
 
@@ -172,18 +172,18 @@ _NEIGHBOURS: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-# Targets return the paths that must be unchanged after a rejection, or None if the output goes through a link.
-def _device(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (a target like the others)
+# Each target function returns the paths that must be unchanged after a rejection, or None if the output follows a link.
+def _device(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (same signature as the other targets)
     os.mknod(out, stat.S_IFCHR | 0o666, os.makedev(1, 3))
     return [out]
 
 
-def _pipe(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (a target like the others)
+def _pipe(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (same signature as the other targets)
     os.mkfifo(out)
     return [out]
 
 
-def _socket(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (a target like the others)
+def _socket(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (same signature as the other targets)
     here = Path.cwd()
     os.chdir(out.parent)  # socket paths must be short
     try:
@@ -213,11 +213,11 @@ def _link(out: Path, is_file: bool) -> None:
     out.symlink_to(target)
 
 
-def _dangling_link(out: Path, is_file: bool) -> None:  # noqa: ARG001 (a target like the others)
+def _dangling_link(out: Path, is_file: bool) -> None:  # noqa: ARG001 (same signature as the other targets)
     out.symlink_to(out.with_name(f"target{out.suffix}"))
 
 
-def _circular_link(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (a target like the others)
+def _circular_link(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (same signature as the other targets)
     out.symlink_to(out)
     return [out]
 

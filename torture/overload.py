@@ -1,8 +1,8 @@
 """T15: load at 1, 2, 5 and 20 times the capacity of a service.
 
-Requests are sent at a fixed rate, regardless of responses, and the rate that was really sent is recorded. Every
+Requests are sent at a fixed rate, regardless of responses, and the actual rate is recorded. Every
 accepted request must be answered within the time that a full queue and two batches take at the current throughput;
-goodput must be at least 90 % of that at capacity; memory must not grow.
+goodput must be at least 90 % of the goodput at capacity; memory must not grow.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ class OverloadSettings:
     loads: tuple[float, ...] = (1.0, 2.0, 5.0, 20.0)
     seconds: float = 20.0
     queue: int = 4096
-    words: int = 24  # per text
-    texts: int = 8  # per request: at twenty times the capacity, the load generator needs a core as well
+    words: int = 24  # words per text
+    texts: int = 8  # texts per request: fewer requests, so that the load generator can reach twenty times the capacity
     offered: float = 0.9  # minimum share of the due requests that must be sent
     least: float = 0.9  # minimum goodput relative to capacity
     growth: float = 0.1
-    slack: float = 1.0  # factor on the allowed time
+    slack: float = 1.0  # factor by which the allowed time is extended
 
     @property
     def tokens(self) -> int:
@@ -53,7 +53,7 @@ def run(settings: OverloadSettings, progress: Progress) -> Outcome:
     """Measure the capacity of a service, then exceed it."""
     with tempfile.TemporaryDirectory() as folder:
         served = settings.folder or str(saved(model_folder(config=SHAPE), Path(folder) / "base"))
-        # What a trained model of this size is served in; random weights do not pass the guard of int8.
+        # A trained model of this size is served in int8, but random weights do not pass the accuracy check.
         flags = ("--queue", str(settings.queue), "--threads", "1", "--precision", "int8")
         with process([served], *flags) as service:
             return press(service, settings, progress)
@@ -66,7 +66,7 @@ def press(service: Process, settings: OverloadSettings, progress: Progress) -> O
 
 async def _press(service: Process, settings: OverloadSettings, progress: Progress) -> Outcome:
     body = json.dumps({"texts": ["cat " * settings.words] * settings.texts})
-    # As many connections as the queue holds: rejected clients would retry and take time from the others.
+    # As many connections as the queue holds, because rejected clients would retry and take time from accepted requests.
     fitting = max(1, min(_CONNECTIONS, settings.queue // settings.tokens))
     await load(service, body, seconds=2, connections=fitting)  # warm-up
     capacity = await load(service, body, seconds=settings.seconds, connections=fitting)
@@ -94,7 +94,7 @@ def judge(
     odd = set(found["statuses"]) - {"200", "429"}
     offered = found["sent"] / settings.seconds / able
     share, waited = float(found["per_second"]) / able, float(found["waited_p99"])
-    # the time for a full queue and two batches
+    # time to process a full queue and two batches
     allowed = settings.slack * (settings.queue + 2 * _BATCH) / (max(found["per_second"], 1e-9) * settings.tokens)
     failures = [f"{times:g}x: {found['statuses']}"] if odd else []
     failures += [f"{times:g}x: only {offered:.1f}x was sent"] if offered < settings.offered * times else []

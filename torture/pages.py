@@ -28,11 +28,11 @@ from torture.services import listening, running
 _MOST_FAILURES = 10
 _PATIENCE = 20_000  # timeout in milliseconds
 _MASK, _NO_BREAK = "[MASK] ", "\N{NO-BREAK SPACE}"
-# Removes the text around a displayed payload.
+# Matches the text that surrounds a displayed payload.
 _TEXT_ALONE = re.compile(r"^\[MASK\] | \(\d+ numbers\)$")
 # The places where payloads appear on the pages.
 PLACES = ("words", "labels", "tags", "names", "texts", "attended texts")
-# Each would run "alert" in a different context: between tags, in an attribute, a script, an address or a style.
+# Each payload would run "alert" in a different context: between tags, or in an attribute, script, address or style.
 PAYLOADS = [
     *("<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<svg onload=alert(1)>", "<svg/onload=alert(1)>"),
     *('"><script>alert(1)</script>', "'><img src=x onerror=alert(1)>", "</title><script>alert(1)</script>"),
@@ -62,7 +62,7 @@ class PageSettings:
 
 @dataclass
 class Watch:
-    """Violations seen on a page."""
+    """Violations that were observed on a page."""
 
     address: str
     dialogs: list[str] = field(default_factory=list)
@@ -114,7 +114,7 @@ def browsing() -> Iterator[Browser]:
 
 @dataclass
 class Shown:
-    """The payloads displayed on a page, by place; a payload contained in another one does not count."""
+    """The payloads displayed on a page, by place; a payload inside another one is not counted separately."""
 
     payloads: Sequence[str]
     places: dict[str, set[str]] = field(default_factory=lambda: {place: set() for place in PLACES})
@@ -225,7 +225,7 @@ def ask_tabs(page: Page, address: str, shown: Shown, progress: Progress) -> int:
 
 
 def open_tab(page: Page, address: str, path: str) -> None:
-    """Open a tab; the page changes when its address has."""
+    """Open a tab and wait until the page shows it; the page follows the address."""
     page.goto(f"{address}/#{path}")
     page.wait_for_selector(f'#tabs button[data-path="{path}"][aria-selected=true]')
 

@@ -1,9 +1,9 @@
 """T27: a killed file job never leaks its results into another job with the same output.
 
 A job of several parts is killed before each of its file operations: creating its folder, writing a part, joining the
-parts, and deleting temporary files. Then a job with another input uses the same output. It must be rejected or succeed;
-with ``--fresh`` it must succeed. Its output must equal what it writes on its own, and so must the output of the first
-job when it is resumed. The deletion by ``--fresh`` is interrupted at each operation as well.
+parts, and deleting temporary files. Then a job with a different input uses the same output. It must be rejected or
+succeed; with ``--fresh`` it must succeed. Its output must equal that of an undisturbed run, and so must the output of
+the first job when it is resumed. The deletion by ``--fresh`` is interrupted at each operation as well.
 """
 
 import builtins
@@ -36,7 +36,7 @@ class PartSettings:
 
 @dataclass(frozen=True)
 class KillBefore:
-    """Hook: SIGKILL before the n-th file operation in a folder, counted from 1; 0 only counts them."""
+    """Hook: SIGKILL before the n-th file operation in a folder, counted from 1; with 0, operations are only counted."""
 
     folder: Path
     number: int

@@ -83,7 +83,7 @@ class _KilledPreparation:
         self.failures: list[str] = []
 
     def run(self) -> None:
-        """Prepare repeatedly; output that is finished before the last kill is compared and started over."""
+        """Prepare repeatedly; if the output is finished before the last kill, compare it and start over."""
         deadline = time.monotonic() + _LONGEST_RUN
         folder = self._scratch / "killed"
         while not self.failures:
@@ -108,7 +108,7 @@ class _KilledPreparation:
             said.seek(0)
             words = said.read().decode("utf-8", "replace")
         # After three deaths at one shard the command stops with this message; any other error is a failure.
-        if code != 0 and not leader_killed and "the same command goes on" not in words:
+        if code != 0 and not leader_killed and "with fewer --workers" not in words:
             last = (words.strip().splitlines() or ["no message"])[-1]
             self.failures.append(f"command {self.commands} ended with exit code {code}: {last}")
         return code == 0
@@ -149,7 +149,7 @@ def children(number: int) -> list[int]:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file of a folder."""
+    """Return the SHA-256 of every file in a folder."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): sha256(path.read_bytes()).hexdigest() for path in paths}
 

@@ -1,7 +1,7 @@
 """Run tasks that may kill their process.
 
-The standard library's process pools fail or hang when one process dies. Here each process has a pipe of its own: the
-task at which a process died is known, the process is replaced, and a task that hangs is killed.
+The standard library's process pools fail or hang when one process dies. Here each process has its own pipe, so the
+task at which a process died is known; the process is replaced, and a task that hangs is killed.
 """
 
 import multiprocessing
@@ -80,7 +80,7 @@ def _start(work: Callable[..., Any], shared: tuple[Any, ...]) -> tuple[BaseProce
 
 def _serve(pipe: Connection, work: Callable[..., Any], shared: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles interrupts
-    # The processes already share the cores. This is read when the native tokenizer is first used.
+    # The processes already share the cores. The variable takes effect when the native tokenizer is first used.
     os.environ["RAYON_NUM_THREADS"] = "1"
     while True:
         try:

@@ -111,7 +111,7 @@ class _KilledRun:
                 self.kills += 1
             dead |= set(team)
             while process.poll() is None and set(team) & set(children(process.pid)):
-                time.sleep(0.01)  # torchrun ends the other process; the new attempt needs seconds before it writes
+                time.sleep(0.01)  # torchrun ends the other process; the new attempt first writes seconds later
             self._check(out, committed)
             self._progress.advance(f"T2: killing, {self._way}", self.kills, self._settings.kills)
 

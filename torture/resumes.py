@@ -37,7 +37,7 @@ class ResumeSettings:
     """The last step to resume from, and the kinds of training."""
 
     last: int = 30
-    documents: int = 20  # an epoch of these has sixteen steps
+    documents: int = 20  # an epoch of this number of documents has sixteen steps
     ways: tuple[str, ...] = tuple(_WAYS)
 
 
@@ -98,7 +98,7 @@ def _resume(folder: Path, step: int, words: list[str]) -> list[str]:
     whole, again = folder / "whole", folder / "again"
     shutil.rmtree(again, ignore_errors=True)
     again.mkdir()
-    # With the metrics of the whole run: those after the step must be removed.
+    # Start from the metrics of the whole run: the resumed run must remove those after its step.
     for name in ("run.json", "metrics.jsonl"):
         shutil.copyfile(whole / name, again / name)
     shutil.copytree(folder / "kept" / str(step), again / "checkpoints")

@@ -1,4 +1,4 @@
-"""Services for the tests: models of every kind in this process, or ``cloze serve`` in a separate one."""
+"""Services for the tests: in this process with models of every kind, or ``cloze serve`` in a separate process."""
 
 import asyncio
 import contextlib
@@ -166,7 +166,7 @@ class Process:
         self.address: str = json.loads(line)["address"]
 
     def wait_ready(self, longest: float = 60) -> float:
-        """Wait until the service is ready; return the seconds since the process was started."""
+        """Wait until the service is ready; return the time since the process was started, in seconds."""
         while time.monotonic() - self.started < longest:
             if httpx.get(f"{self.address}/ready", headers=self._headers).status_code == 200:
                 return time.monotonic() - self.started

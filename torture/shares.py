@@ -3,7 +3,7 @@
 Each modest client has one connection and sends a short request as soon as the previous one is answered. The greedy
 client has an address of its own and many connections: half send many texts per request, half send texts with jointly
 filled blanks, which need hundreds of forward passes. The throughput of the modest clients is compared with that of ten
-modest clients, in turns, because other processes may run on the machine.
+modest clients without a greedy one. Both cases alternate, because other processes may run on the machine.
 """
 
 import asyncio
@@ -33,19 +33,19 @@ class ShareSettings:
     """The number of clients and connections, and the repetitions and duration of each measurement."""
 
     clients: int = 10
-    connections: int = 20  # of the greedy client
+    connections: int = 20  # number of connections of the greedy client
     rounds: int = 4
     seconds: float = 15.0
     least: float = 0.8  # minimum throughput of a modest client relative to ten modest ones
-    address: str = "127.0.0.{}"  # of each client; every address of this network belongs to this machine
+    address: str = "127.0.0.{}"  # addresses of the clients; all addresses in this network belong to this machine
     folder: str | None = None  # model to serve; a random one if None
 
 
 def run(settings: ShareSettings, progress: Progress) -> Outcome:
-    """Measure with a service of its own."""
+    """Start a service and run the measurement against it."""
     with tempfile.TemporaryDirectory() as folder:
         served = settings.folder or str(saved(model_folder(["mlm"], config=SHAPE), Path(folder) / "base"))
-        # As in T15: what a trained model of this size is served in.
+        # A trained model of this size is served in int8, as in T15.
         with process([served], "--threads", "1", "--precision", "int8") as service:
             outcome = compare(service.address, settings, progress)
             return replace(outcome, figures={"precision": service.precisions(), **outcome.figures})

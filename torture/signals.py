@@ -2,8 +2,8 @@
 
 The process sends the signal to itself, from a thread that waits a random time after the phase starts; if the phase ends
 first, the signal is sent at its very end. The process must end soon with the exit code that the shell expects, and the
-same command must resume: at most one step and no finished shard is lost, and the final result is bit-identical to an
-undisturbed run.
+same command must resume: at most one step and no finished shard is lost, and the final result is bit-identical to that
+of an undisturbed run.
 """
 
 import os
@@ -57,9 +57,9 @@ class SendInside:
 
     place: Place
     number: int
-    entry: int  # 1 for the first time
-    wait: float  # seconds
-    shards: Path  # where preparation puts finished shards
+    entry: int  # occurrence of the phase, counted from 1
+    wait: float  # seconds from the start of the phase to the signal
+    shards: Path  # folder in which preparation stores finished shards
 
     def __call__(self, pipe: Connection) -> None:
         """Patch the function of the phase."""
@@ -100,7 +100,7 @@ class _Sender:
 
 
 def run(settings: SignalSettings, progress: Progress) -> Outcome:
-    """Send signals in every phase, half of each kind."""
+    """Send signals in every phase, equally many of each kind."""
     figures: dict[str, str | int | float] = {}
     failures: list[str] = []
     slowest, most_lost = 0.0, 0

@@ -1,7 +1,7 @@
 """T16: half an hour of requests of all lengths, a fifth of which are aborted by the client.
 
 Memory and descriptors are sampled every few seconds. Growth is the difference between the medians of the second and the
-last quarter, so that neither warm-up nor a single peak counts.
+last quarter, so that it includes neither the warm-up nor single peaks.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class SoakSettings:
     every: float = 5.0
     connections: int = 16
     aborts: float = 0.2
-    most_memory: float = 0.05  # relative growth
+    most_memory: float = 0.05  # maximum relative growth of memory
     most_descriptors: float = 8.0
 
 

@@ -1,9 +1,9 @@
 """T8: a batch with a NaN loss, or ten times the usual loss, has no lasting effect.
 
 The loss of selected steps is corrupted inside the model. A single bad step is reported and skipped: no checkpoint
-contains any effect of it, and whatever the corruption was, the run ends with the same weights. Five in a row end the
-run with one line and exit code 2; its newest checkpoint is from before the first of them, and the same command resumes
-from there.
+contains any effect of it, and whatever the corruption was, the run ends with the same weights. Five bad steps in a row
+end the run with one line and exit code 2; its newest checkpoint precedes the first of them, and the same command
+resumes from it.
 """
 
 import random
@@ -112,7 +112,7 @@ class _SpikeTrials:
         self.failures: list[str] = []
 
     def spoil_one(self) -> None:
-        """Corrupt the same step in each way: all runs must end alike, and differ from an undisturbed run."""
+        """Corrupt the same step in each way: all runs must end with the same result, unlike an undisturbed run."""
         code, child = self._train("clean", None)
         if code != 0:
             self.failures.append(f"uninterrupted run: exit code {code}: {child.last_line}")

@@ -22,14 +22,14 @@ from cloze.text.characters import MAX_WINDOW
 
 # The native tokenizer's table of ideographs starts extension E 256 characters late.
 _MISSED_IDEOGRAPHS = range(0x2B820, 0x2B920)
-# Partly newer than Unicode 3.2, but used by the generator because all tables agree on them.
+# Some of these are newer than Unicode 3.2, but the generator uses them because all tables agree on them.
 _AGREED = frozenset(chain(*BLOCKS.values(), "\u2066\u2067\u2068\u2069"))
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Beyond this, the number of dropped tokens is a lower bound.
+# Beyond this length, the number of dropped tokens is only a lower bound.
 _COUNTED_EXACTLY = 8192
-# Reordering endless marks takes Python quadratic time.
+# Python needs quadratic time to reorder long sequences of combining marks.
 _LONGEST_SLICE = 1000
-# Timings of shorter texts say more about the machine than about the text.
+# Timings of shorter texts depend more on the machine than on the text.
 _TIMED_ALONE = 500_000
 _SHOWN = 60
 
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 
 class Candidate(NamedTuple):
-    """A tokenizer to test; ``ids_are_defined`` if it promises the original's ids."""
+    """A tokenizer to test; ``ids_are_defined`` says whether it must give the original's ids."""
 
     name: str
     tokenizer: Tokenizer
@@ -48,8 +48,8 @@ class Candidate(NamedTuple):
 class Findings:
     """Sums over the checked strings.
 
-    ``slowest`` is the maximum of seconds per megabyte over single huge texts; ``climbing`` is the same for tokenizers
-    with further out-of-vocabulary rungs, which process rejected words one by one.
+    ``slowest`` is the maximum number of seconds per megabyte over single huge texts; ``climbing`` is the same for
+    tokenizers with further out-of-vocabulary rungs, which process rejected words one by one.
     """
 
     strings: int = 0
@@ -139,7 +139,7 @@ def _encode(
             findings.slowest, findings.slowest_text = seconds / megabytes, f"{place}, {name}"
         return result
 
-    # One letter may become up to four.
+    # Normalization may turn one letter into up to four.
     room = 4 * max(map(len, texts)) + 8
     seconds = [*texts[1:], texts[0]]
     return (

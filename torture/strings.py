@@ -35,7 +35,7 @@ _LENGTHS = (3, 4, 7, 16, 40, 128, 512)
 _MAKERS = {"strings": strings, "wild_strings": wild_strings}
 # Longer texts are encoded alone, so that they can be timed.
 _ALONE = 50_000
-# A vocabulary without known words would agree trivially.
+# Minimum share of known words; a vocabulary without known words would agree trivially.
 _LEAST_KNOWN = 0.5
 _MOST_FAILURES = 10
 
@@ -71,7 +71,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """The findings of a task, its seconds, and the peak memory of its process in megabytes."""
+    """The findings of a task, its duration in seconds, and the peak memory of its process in megabytes."""
 
     findings: Findings
     seconds: float
@@ -89,10 +89,12 @@ def run(settings: StringSettings, progress: Progress) -> Outcome:
 
 
 def standard_candidates(scratch: Path, texts: Sequence[Path], size: int) -> list[Candidate]:
-    """Return an original vocabulary of 30,522 pieces, a cased one of these texts, and the first with every rung on."""
+    """Return an original vocabulary of 30,522 pieces, a cased one from these texts, and the first with every rung."""
     package = importlib.util.find_spec(PUBLISHED)
     if package is None or package.origin is None:
-        raise ConfigError(f"{PUBLISHED} is not installed, whose vocabulary this test needs; 'make torture' installs it")
+        raise ConfigError(
+            f"{PUBLISHED} is not installed, but this test needs its vocabulary; 'make torture' installs it"
+        )
     made = scratch / "made.txt"
     lines = [ENGLISH, CHINESE, MIXED, *strings(2000, seed=5)]
     made.write_text("\n".join(lines), encoding="utf-8", newline="\n")

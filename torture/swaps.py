@@ -28,7 +28,7 @@ from torture.load import Target, press
 from torture.services import process
 
 Floats = NDArray[np.float32]
-# Tolerance from the result alone: the largest difference in float32, otherwise 1 - cosine.
+# Tolerance relative to the result of the text alone: the largest difference in float32, otherwise 1 - cosine.
 _NEAR: dict[PrecisionName, float] = {"fp32": 1e-5, "bf16": 1e-4, "int8": 1e-4}
 # Minimum distance between the results of two texts, so that a swap is detected.
 _APART = 1e-3
@@ -79,7 +79,7 @@ class Alone:
 
     precision: PrecisionName
     texts: list[str]
-    answers: Mapping[str, Floats]  # by model, one row per text
+    answers: Mapping[str, Floats]  # results by model, one row per text
 
 
 @dataclass

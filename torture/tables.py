@@ -1,4 +1,4 @@
-"""T13: malformed tables as users have them, and text without line ends.
+"""T13: malformed tables as they occur in practice, and text without line breaks.
 
 Each file is read in a separate process, as fine-tuning or preparation reads it. Errors must be reported in one line
 that names the line of the file; unusual but valid files (byte order mark, CRLF) must be accepted. Memory must not grow
@@ -48,7 +48,7 @@ print("read")
 
 @dataclass(frozen=True)
 class TableSettings:
-    """The length of a long line, and the memory that it may take beyond two short ones."""
+    """The length of a long line, and the memory that it may take in addition to that for two short lines."""
 
     long_line: int = 100 * 2**20
     most_more: int = 120 * 2**20
@@ -66,7 +66,7 @@ class Case:
 
 
 def csv_cases(long: int) -> Iterator[Case]:
-    """Return CSV files."""
+    """Yield malformed and unusual CSV files."""
     good = b"text,label\nthe ship went down,sea\n"
     yield Case("two rows", ".csv", good + b"the men,land\n", "read 2 2")
     yield Case(
@@ -83,7 +83,7 @@ def csv_cases(long: int) -> Iterator[Case]:
 
 
 def json_cases(long: int) -> Iterator[Case]:
-    """Return JSONL files."""
+    """Yield malformed and unusual JSONL files."""
     good = b'{"text": "the ship went down", "label": "sea"}\n'
     other = b'{"text": "the men", "label": "land"}\n'
     yield Case("mark and CRLF", ".jsonl", b"\xef\xbb\xbf" + (good + other).replace(b"\n", b"\r\n"), "read 2 2")
@@ -127,7 +127,7 @@ def run(settings: TableSettings, progress: Progress) -> Outcome:
 
 
 def read_table(case: Case, folder: Path) -> tuple[int, str | None]:
-    """Return the memory that reading took, and what was wrong with the message."""
+    """Return the memory that reading took in bytes, and what was wrong with the message."""
     good = folder / "good.jsonl"
     rows = [{"text": f"the {label}", "label": label} for label in LABELS]
     good.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""T5: a run can be resumed with another number of processes and sees the same samples in the same order.
+"""T5: a run can be resumed with a different number of processes and sees the same samples in the same order.
 
 One process trains without interruption. Then chains of processes train: two stop and save, one resumes and stops, two
-resume to the end; and the other way round. The processes report the rows of each step. Rows must be the same, in the
+resume to the end; and vice versa. The processes report the rows of each step. Rows must be the same, in the
 same order; losses must agree within a relative 1e-6 (float32, no dropout).
 """
 
@@ -24,7 +24,7 @@ from cloze.train.pretraining.objective import PretrainingObjective
 from torture.campaign import Outcome
 from torture.training import command, make_corpus, result, start_command
 
-Stage = tuple[int, Literal["ddp", "fsdp"]]  # number of processes, and how they hold the weights
+Stage = tuple[int, Literal["ddp", "fsdp"]]  # number of processes, and their parallelism strategy
 Rows = dict[int, tuple[str, ...]]
 _CLOSE = 1e-6
 _MOST_FAILURES = 10

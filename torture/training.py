@@ -1,4 +1,4 @@
-"""A training run of seconds, in processes that start in milliseconds; used by T1 to T8.
+"""A training run that takes seconds, in processes that start in milliseconds; used by T1 to T8.
 
 Runs the command line itself, in a child of a fork server that has imported everything already. Before the command
 starts, a hook may patch functions of the process; the hook reports through a pipe.
@@ -35,7 +35,7 @@ from cloze.train.settings import LoopSettings, PretrainSettings
 Hook = Callable[[Connection], None]
 _LONGEST = 300.0  # timeout of one process in seconds
 _CONTEXT = multiprocessing.get_context("forkserver")
-# The last ones are lazily imported by the optimizer, plotting and distributed training.
+# The last modules are imported lazily by the optimizer, plotting and distributed training.
 _CONTEXT.set_forkserver_preload(
     [
         "torture.training",
@@ -137,7 +137,7 @@ def _child_main(words: list[str], log: Path, pipe: Connection, hook: Hook | None
         return replace(loop(settings), log_every=1)
 
     patch.object(PretrainSettings, "loop", log_every_step).start()
-    patch.object(pretrain, "measure_peak", lambda _: 1.0).start()  # it takes a sixth of a second and is not under test
+    patch.object(pretrain, "measure_peak", lambda _: 1.0).start()  # not under test, and takes a sixth of a second
     if hook is not None:
         hook(pipe)
     main(words)
@@ -151,7 +151,7 @@ class Result:
     losses: list[dict[str, float]]
 
 
-# Metrics that differ between runs.
+# Metrics that depend on time and therefore differ between runs.
 _CLOCKS = {"seconds", "tokens_per_second", "share_of_peak"}
 
 
@@ -192,7 +192,7 @@ def newest(out: Path) -> tuple[TrainingState | None, list[str]]:
 
 
 def one_before(out: Path, step: int) -> tuple[TrainingState | None, list[str]]:
-    """Return the same for the run without its newest checkpoint, the one of this step."""
+    """Return the same for the run without its newest checkpoint, which was saved at this step."""
     with TemporaryDirectory() as name:
         checkpoints = Run(out).store.folder
         left = shutil.ignore_patterns(f"*step-{step:08d}*")

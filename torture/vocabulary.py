@@ -1,8 +1,7 @@
 """T9: a vocabulary is a pure function of its text.
 
-It is learned repeatedly by the command line, each time in a new process with another hash seed of Python, another
-number of native threads and another number of workers. Every file of every folder must be byte-identical to that of the
-first run.
+It is trained repeatedly from the command line, each time in a new process with a different Python hash seed, number of
+native threads and number of workers. Every file in every folder must be byte-identical to that of the first run.
 """
 
 import os
@@ -49,7 +48,7 @@ class Conditions:
 
 
 def run(settings: LearningSettings, progress: Progress) -> Outcome:
-    """Learn the vocabulary in separate processes, and compare the folders."""
+    """Train the vocabulary in separate processes, and compare the folders."""
     try:
         takes_workers = "--workers" in run_program([*settings.command, "vocab", "--help"])
     except subprocess.SubprocessError as error:
@@ -91,7 +90,7 @@ def choose_conditions(runs: int, takes_workers: bool) -> list[Conditions]:
 
 
 def learn(settings: LearningSettings, conditions: Conditions, folder: Path) -> dict[str, str]:
-    """Learn once, and return the SHA-256 of every file of the folder."""
+    """Train once, and return the SHA-256 of every file in the folder."""
     workers = [] if conditions.workers is None else ["--workers", str(conditions.workers)]
     words = ["vocab", *map(str, settings.texts), "--out", str(folder), "--size", str(settings.size), *workers]
     environment = {

@@ -1,8 +1,8 @@
-"""T25: of several processes that write to the same path, one writes and the others are rejected or take turns.
+"""T25: if several processes write to the same path, one writes, and the rest are rejected or wait for their turn.
 
 Two or four processes run two variants of the same command on the same output and start almost together. A process with
-exit code 0 must have left a complete output: in the end it is byte-identical to what one of the variants writes alone.
-The others must end with one line and exit code 2. Files beside the output must be unchanged.
+exit code 0 must have left a complete output: in the end, it is byte-identical to that of one of the variants alone. All
+other processes must end with one line and exit code 2. Files next to the output must be unchanged.
 """
 
 import random
@@ -17,7 +17,7 @@ from torture.commands import Inputs, SmallParts, contents, litter, state_of
 from torture.training import ChildProcess, start_command
 
 _MOST_FAILURES = 10
-# Rejections: another process is writing, or has written with other settings.
+# Messages of a rejection: another process is writing, or has written with different settings.
 _REFUSALS = (
     "another process is",
     "settings differ",
@@ -33,12 +33,12 @@ class WriterSettings:
 
     trials: int = 200
     commands: tuple[str, ...] = ()
-    within: float = 0.5  # seconds
+    within: float = 0.5  # seconds within which all processes start
     seed: int = 0
 
 
 def run(settings: WriterSettings, progress: Progress) -> Outcome:
-    """Run competing processes."""
+    """Run the configured number of trials with competing processes."""
     with TemporaryDirectory() as name:
         writers = _WriterTrials(Path(name).resolve(), settings)
         for number in range(settings.trials):
@@ -56,7 +56,7 @@ def run(settings: WriterSettings, progress: Progress) -> Outcome:
 
 
 class _WriterTrials:
-    """Consecutive trials."""
+    """Consecutive trials of competing processes."""
 
     def __init__(self, scratch: Path, settings: WriterSettings) -> None:
         self._scratch, self._settings = scratch, settings

@@ -56,7 +56,7 @@ def flush_tree(folder: Path) -> None:
 def check_named(folder: Path) -> Path:
     """Return the folder, or raise ``ConfigError`` if its path has no name (it is created under another name first)."""
     if folder.name in ("", ".."):
-        raise ConfigError(f"{folder}: a path with a folder name was expected, such as {folder / 'new'}")
+        raise ConfigError(f"{folder}: expected a path with a folder name, such as {folder / 'new'}")
     return folder
 
 
@@ -79,13 +79,13 @@ def check_replaceable(target: Path, kind: Literal["file", "folder"]) -> os.stat_
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ConfigError(f"{target}: cannot be written ({error.strerror}); choose another place") from error
+        raise ConfigError(f"{target}: cannot be written ({error.strerror}); choose another location") from error
     actual = _KINDS.get(stat.S_IFMT(state.st_mode), "of an unknown kind")
     if actual != f"a {kind}":
-        raise ConfigError(f"{target}: is {actual}, but a {kind} must be written; choose another place")
+        raise ConfigError(f"{target}: is {actual}, but a {kind} must be written; choose another location")
     # The permission bits are checked as well, because os.access is always true for the superuser.
     if not state.st_mode & 0o222 or not os.access(place, os.W_OK):
-        raise ConfigError(f"{target}: is write-protected; make it writable, or choose another place")
+        raise ConfigError(f"{target}: is write-protected; make it writable, or choose another location")
     return state
 
 
@@ -139,7 +139,7 @@ def scratch_folder(target: Path) -> Iterator[Path]:
         try:
             temporary.mkdir()
         except OSError as error:
-            raise ClozeError(f"{target}: cannot be written ({error.strerror}); choose another place") from error
+            raise ClozeError(f"{target}: cannot be written ({error.strerror}); choose another location") from error
         try:
             yield temporary
         finally:
@@ -181,7 +181,9 @@ def replaced_file(path: Path) -> Iterator[Path]:
             flush(temporary)
             temporary.replace(place)
         except OSError as error:
-            raise ClozeError(f"{path}: cannot be written ({error.strerror or error}); choose another place") from error
+            raise ClozeError(
+                f"{path}: cannot be written ({error.strerror or error}); choose another location"
+            ) from error
         finally:
             delete(temporary)
 
@@ -207,7 +209,7 @@ def read_json(path: Path, kind: type[ClozeError] = CheckpointError, limit: int =
     """Read a JSON object from an untrusted file; any problem is raised as ``kind``."""
     value = read_json_value(path, kind, limit)
     if not isinstance(value, dict):
-        raise kind(f"{path}: a JSON object was expected, not {type(value).__name__}")
+        raise kind(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value
 
 
@@ -216,7 +218,7 @@ def read_json_value(path: Path, kind: type[ClozeError] = CheckpointError, limit:
     try:
         size = path.stat().st_size
         if size > limit:
-            raise kind(f"{path}: {size} bytes; at most {limit} were expected")
+            raise kind(f"{path}: {size} bytes; expected at most {limit}")
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise kind(f"{path}: cannot be read ({error.strerror})") from error

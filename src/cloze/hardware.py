@@ -55,7 +55,7 @@ def _first_processor(cpuinfo: Path) -> dict[str, str]:
 
 
 def choose_device(name: str | None) -> "torch.device":
-    """Return the device with this name; by default CUDA, MPS or the CPU, the first that is available.
+    """Return the device with this name; by default, the first available of CUDA, MPS and CPU.
 
     Raises:
         ConfigError: If the device is not available.
@@ -168,7 +168,7 @@ def require_memory(needed: int, purpose: str, remedy: str, available: AvailableM
 
     Args:
         needed: Bytes needed in addition to the current memory of the process.
-        purpose: What the memory is for; the subject of the message.
+        purpose: The use of the memory; it becomes the subject of the message.
         remedy: What the user can do.
         available: The available memory; measured by default.
 
@@ -178,7 +178,7 @@ def require_memory(needed: int, purpose: str, remedy: str, available: AvailableM
     available = available or available_memory()
     if available is not None and needed * _MARGIN > available.size:
         raise ConfigError(
-            f"{purpose} needs about {format_bytes(needed)} of memory, but {format_bytes(available.size)} are available "
+            f"{purpose} needs about {format_bytes(needed)} of memory, but {format_bytes(available.size)} is available "
             f"({available.limit}); {remedy}"
         )
 
@@ -188,8 +188,8 @@ def require_address_space(needed: int) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY and soft < needed:
         raise ConfigError(
-            f"ulimit -v is {soft // 1024} kB, but PyTorch and the other libraries alone map up to {needed // 1024} kB; "
-            "raise it"
+            f"ulimit -v is {soft // 1024} kB, but PyTorch and the other libraries alone map up to {needed // 1024} "
+            f"kB; raise the limit"
         )
 
 

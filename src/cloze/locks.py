@@ -50,7 +50,7 @@ def locked(folder: Path, complaint: ClozeError) -> Iterator[None]:
     except BlockingIOError as error:
         raise complaint from error
     except OSError as error:
-        raise ClozeError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+        raise ClozeError(f"{path}: cannot be written ({error.strerror}); choose another location") from error
     try:
         yield
     finally:
@@ -152,7 +152,7 @@ def _hold(place: Path, target: Path) -> _Held:
         raise _busy(target) from error
     except OSError as error:
         raise ClozeError(
-            f"{target}: cannot be written ({error.strerror or error}); free some space or choose another place"
+            f"{target}: cannot be written ({error.strerror or error}); free some space or choose another location"
         ) from error
     if left_behind:
         put_in_order(place)
@@ -161,7 +161,7 @@ def _hold(place: Path, target: Path) -> _Held:
 
 def _busy(target: Path) -> ClozeError:
     return ClozeError(
-        f"{target}: another process is writing to {target.name}; wait for it to end, or choose another place"
+        f"{target}: another process is writing to {target.name}; wait for it to end, or choose another location"
     )
 
 

@@ -35,8 +35,8 @@ IGNORED = -100
 # Default maximum answer length in tokens, as in the original BERT code.
 LONGEST_ANSWER = 30
 
-# Settings of transformers, its scripts and similar libraries -> the names of the same setting here, of which a command
-# or function has one, or a sentence if the setting is not needed.
+# Settings of transformers, its scripts and similar libraries, mapped to the names that the setting may have in cloze,
+# or to a sentence if the setting is not needed.
 _SCORED_EVERY_EPOCH = "the dev rows are evaluated after every epoch; leave it out"
 _ALWAYS_BOTH = "fine-tuning trains and then evaluates on the dev rows; leave it out"
 _LOGGED = "the loss is logged to metrics.jsonl in the run's folder; leave it out"
@@ -108,7 +108,7 @@ NAMES_ELSEWHERE: dict[str, tuple[str, ...] | str] = {
 # Settings whose valid values depend on more than their type; they have their own error messages.
 _CHECKED_ELSEWHERE = ("precision", "objective")
 # Names of types in messages.
-_NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", Path: "a path"}
+_NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", Path: "a path"}
 
 
 def check_types(settings: Any) -> None:
@@ -123,7 +123,7 @@ def check_types(settings: Any) -> None:
             value = value.item()
             object.__setattr__(settings, name, value)  # the dataclass is frozen
         if not _fits(value, annotation):
-            raise ConfigError(f"{name} is {value!r:.40}; {_expected(annotation)} was expected")
+            raise ConfigError(f"{name} is {value!r:.40}; expected {_expected(annotation)}")
         choices = _choices(annotation)
         if choices and isinstance(value, str) and value not in choices and name not in _CHECKED_ELSEWHERE:
             raise ConfigError(f"{name} is {value!r:.40}{did_you_mean(value, choices)}")
@@ -190,7 +190,7 @@ def _fits(value: object, annotation: Any) -> bool:
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:
-    """Return the texts that a ``Literal`` lists, alone or in a union with None."""
+    """Return the strings that a ``Literal`` lists, alone or in a union with None."""
     if get_origin(annotation) in (Union, UnionType):
         return tuple(choice for one in get_args(annotation) for choice in _choices(one))
     if get_origin(annotation) is not Literal:
@@ -229,5 +229,5 @@ def check_given_once(more: Mapping[str, Any], *given: Any) -> Mapping[str, Any]:
     for settings in given:
         twice = [] if settings is None else [name for name in more if hasattr(settings, name)]
         if twice:
-            raise ConfigError(f"{twice[0]} is given beside {type(settings).__name__}, which has it; give it there")
+            raise ConfigError(f"{twice[0]} is given twice: set it in {type(settings).__name__}")
     return more

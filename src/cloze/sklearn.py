@@ -64,7 +64,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             batch_size: Rows per optimizer step; chosen by the number of rows if None.
             learning_rate: Peak learning rate; chosen by the size of the model if None.
             max_length: Maximum sequence length in tokens; chosen by the texts if None.
-            pooling: Input of the head: ``cls``, ``mean`` or ``separate``; by default, as the model.
+            pooling: Input of the head: ``cls``, ``mean`` or ``separate``; by default, that of the model.
             few: True fits only a linear head on sentence vectors, which takes seconds. None compares this with
                 fine-tuning below 500 rows in every ``fit``, which makes cross-validation slower.
             random_state: Random seed.
@@ -254,7 +254,7 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         Args:
             model: A model folder, a run or a model name.
-            pooling: ``cls``, ``mean``, ``max``, ``mean_max``, ``mean_words`` or ``pooler``; by default, as the model.
+            pooling: ``cls``, ``mean``, ``max``, ``mean_max``, ``mean_words`` or ``pooler``; by default, the model's.
             device: Where to compute; by default an accelerator if there is one.
         """
         self.model = model
@@ -337,7 +337,7 @@ def _read_texts(data: Any) -> list[str]:
 
 
 def _read_targets(y: Iterable[Any], rows: int) -> NDArray[Any]:
-    """Return the targets as an array; refuse missing targets and a number other than that of the texts."""
+    """Return the targets as an array; refuse missing targets, and numbers that differ from that of the texts."""
     values = np.asarray(y)
     if values.ndim == 2 and values.shape[1] == 1:
         values = column_or_1d(values, warn=True)

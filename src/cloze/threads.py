@@ -58,7 +58,7 @@ RECENT = 5  # number of batches whose median is the current cost
 
 
 class _Decision:
-    """Whether the number of threads is fixed by the user or by a running training."""
+    """Records whether the number of threads is fixed by the user or by a running training."""
 
     by_user = False
     by_training = False
@@ -215,7 +215,7 @@ class _Choice:
         self.count = start if start in self._counts else most
         self._upwards = False  # the direction of the next trial
         self._recent = deque[float](maxlen=RECENT)  # recent costs with the current number, in seconds per token
-        self._slow: list[float] = []  # the latest costs, if they are much higher than the recent ones
+        self._slow: list[float] = []  # the newest costs, set aside while they are far above the usual ones
         self._seconds, self._wait = 0.0, FIRST_WAIT  # seconds of computation since the last trial and until the next
         self._trial: int | None = None
         self._trial_costs: list[float] = []

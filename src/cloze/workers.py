@@ -243,7 +243,7 @@ def _result(message: bytes) -> bytes:
 
 
 class _Reporter:
-    """Sends progress to the caller, accumulated to few messages."""
+    """Sends progress to the caller, accumulated into few messages."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""The confidence intervals of ``benchmarks/blanks.py``: wide enough for correlated blanks."""
+"""The confidence intervals of ``benchmarks/blanks.py`` are wide enough for correlated blanks."""
 
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def test_few_documents_are_no_groups(tmp_path: Path) -> None:
 def test_table_goes_by_groups(capsys: pytest.CaptureFixture[str]) -> None:
     tokens = np.zeros(10, np.int64)
     blanks = [Blank(tokens, 5, document=number // 4, window=number // 4) for number in range(200)]
-    right = [0 if number // 4 % 2 else 9 for number in range(200)]  # all blanks of a document, or none
+    right = [0 if number // 4 % 2 else 9 for number in range(200)]  # all blanks of a document are predicted, or none
     ranks = {"counting": [9] * 200, "model": right}
     print_table(ranks, blanks, [number % 2 == 0 for number in range(200)], "model")
     lines = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""Benchmarks with published data: each names the missing download, and runs on a small stand-in."""
+"""Every benchmark with published data names missing downloads and runs on a small stand-in."""
 
 import json
 import runpy
@@ -25,7 +25,7 @@ ARGUMENTS = {
 
 
 def run(script: str, *words: str) -> int | str | None:
-    """Run a script in this process, which has loaded its imports already; return its exit code or message."""
+    """Run a script in this process, which has already loaded its imports; return its exit code or message."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [script, *words])
         try:

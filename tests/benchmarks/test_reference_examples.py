@@ -19,7 +19,7 @@ from tests.text.passages import CHINESE, ENGLISH, MIXED
 
 LENGTH = 64
 ROOM = LENGTH - 3
-# Random replacement words differ by name from the words of the text.
+# Random replacement words have names that do not occur in the text.
 WORDS = [f"word{number}" for number in range(200)]
 Document = list[list[str]]
 
@@ -55,7 +55,7 @@ def within_binomial_bounds(count: int, total: int, share: float) -> bool:
 
 @pytest.fixture(scope="module")
 def sizes() -> list[list[int]]:
-    """Short sentences, so that none fills a sequence alone."""
+    """Return sentence sizes so short that no sentence fills a sequence alone."""
     draw = random.Random(3)
     return [[draw.randint(1, 8) for _ in range(draw.randint(1, 40))] for _ in range(400)]
 
@@ -141,7 +141,7 @@ def test_real_second_segments_follow_and_random_ones_are_of_other_documents(
 
 
 def test_half_of_the_possible_pairs_are_random(examples: list[tuple[int, Instance]], sizes: list[list[int]]) -> None:
-    # If the last sentence of a document is left alone, only a random one can follow it.
+    # If only the last sentence of a document remains, only a random one can follow it.
     coins = []
     for index, instance in examples:
         first, _ = read_segments(instance)

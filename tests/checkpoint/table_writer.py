@@ -1,7 +1,7 @@
 """A second implementation of the file formats that the bundle reader parses, for the tests.
 
-It is simple rather than fast, and shares no code with ``cloze.checkpoint``, so that an error in the reader is not
-repeated here.
+It is simple instead of fast, and shares no code with ``cloze.checkpoint``, so that it does not repeat errors of the
+reader.
 """
 
 from collections.abc import Iterable, Iterator

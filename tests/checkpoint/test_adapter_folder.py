@@ -127,7 +127,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_base_is_found_from_another_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: list[str]
 ) -> None:
-    """From another working directory, "runs/books" is found locally, although it looks like a name on the hub."""
+    """From another working directory, "runs/books" is found locally, although it looks like a hub name."""
     (tmp_path / "work" / "runs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
     made = make_adapter(make_base(Path("runs/books")), Path("runs/reviews/model"))
@@ -230,20 +230,20 @@ def test_fingerprint_follows_the_weights(tmp_path: Path, weights: str) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"format": "peft"}, "format is 'peft'; 'cloze adapter 1' was expected"),
-    ({"kind": "prefix"}, "kind is 'prefix'; one of houlsby, lora, features was expected"),
-    ({"head": "mlm"}, "head is 'mlm'; one of sequence, token, span, choice was expected"),
-    ({"labels": 0}, "labels is '0'; a whole number from 1"),
-    ({"size": 2**40}, "size is '1099511627776'; a whole number from 1"),
-    ({"size": True}, "size is 'True'; a whole number from 1"),
-    ({"pooler": "no"}, "pooler is 'no'; true or false was expected"),
-    ({"alpha": -1}, "alpha is '-1'; a positive number was expected"),
-    ({"reads": "first"}, "reads is 'first'; one of last, last4, mix was expected"),
-    ({"feature_head": "crf"}, "feature_head is 'crf'; one of linear, lstm was expected"),
-    ({"base": "bert"}, "base is 'bert'; an object was expected"),
-    ({"base": {"name": 3, "sha256": "x"}}, r"base\.name is '3'; a text was expected"),
-    ({"max_length": None}, "max_length is 'None'; a whole number from 1"),
-    ({"task": []}, r"task is '\[\]'; an object was expected"),
+    ({"format": "peft"}, "format is 'peft'; expected 'cloze adapter 1'"),
+    ({"kind": "prefix"}, "kind is 'prefix'; expected one of houlsby, lora, features"),
+    ({"head": "mlm"}, "head is 'mlm'; expected one of sequence, token, span, choice"),
+    ({"labels": 0}, "labels is '0'; expected a whole number from 1"),
+    ({"size": 2**40}, "size is '1099511627776'; expected a whole number from 1"),
+    ({"size": True}, "size is 'True'; expected a whole number from 1"),
+    ({"pooler": "no"}, "pooler is 'no'; expected true or false"),
+    ({"alpha": -1}, "alpha is '-1'; expected a positive number"),
+    ({"reads": "first"}, "reads is 'first'; expected one of last, last4, mix"),
+    ({"feature_head": "crf"}, "feature_head is 'crf'; expected one of linear, lstm"),
+    ({"base": "bert"}, "base is 'bert'; expected an object"),
+    ({"base": {"name": 3, "sha256": "x"}}, r"base\.name is '3'; expected a string"),
+    ({"max_length": None}, "max_length is 'None'; expected a whole number from 1"),
+    ({"task": []}, r"task is '\[\]'; expected an object"),
     ({"task": {"id2label": {"0": "a"}}}, "id2label does not name the 3 labels"),
 ]
 
@@ -275,7 +275,7 @@ def test_damaged_tensors_are_named(tmp_path: Path) -> None:
     save_file({**tensors, name: torch.zeros(3)}, path)
     refused(rf"{name} has shape \(3,\), but adapter.json and the base require \(16,\)")
     save_file({**tensors, name: torch.zeros(16, dtype=torch.int32)}, path)
-    refused(f"{name} holds torch.int32; floating-point weights were expected")
+    refused(f"{name} holds torch.int32; expected floating-point weights")
     path.unlink()
     refused("cannot be read")
 
@@ -295,7 +295,7 @@ def test_lora_is_merged_into_a_folder_that_transformers_load(tmp_path: Path) -> 
 @pytest.mark.parametrize("attachment", [HOULSBY, FEATURES], ids=lambda one: one.kind)
 def test_unmergeable_adapters_are_reported(tmp_path: Path, attachment: Attachment) -> None:
     make_adapter(make_base(tmp_path / "base"), tmp_path / "adapter", attachment)
-    with pytest.raises(ConfigError, match=f"a {attachment.kind} adapter is no plain BERT and cannot be merged"):
+    with pytest.raises(ConfigError, match=f"a {attachment.kind} adapter, unlike lora, cannot be merged"):
         convert(tmp_path / "adapter", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 

@@ -72,7 +72,7 @@ def test_every_kind_of_model(name: str, words: Path, tmp_path: Path) -> None:
     cat, mat = (old.tokenizer.id(piece) for piece in ("cat", "mat"))
     rows = new.model.state_dict()["encoder.embeddings.token.weight"]
     assert torch.equal(rows[58], table[old.tokenizer.unknown_id])
-    assert torch.equal(rows[60], table[[cat, mat]].mean(0))  # "-" is not a piece here
+    assert torch.equal(rows[60], table[[cat, mat]].mean(0))  # "-" is not a piece in this vocabulary
     assert [rung for _, rung, _ in rungs(new.tokenizer, "Covid cat-mat covids 猫坐")] == [
         "added",
         "added",
@@ -91,7 +91,7 @@ def test_surplus_rows_are_used_before_the_table_grows(words: Path, tmp_path: Pat
     assert new.config.vocab_size == 64
     old = contents.model.state_dict()["heads.mlm.bias"]
     assert torch.equal(new.state_dict()["heads.mlm.bias"][:59], old[:59])
-    assert new.state_dict()["heads.mlm.bias"][63] == old[[20, 21]].mean()  # 猫, 坐
+    assert new.state_dict()["heads.mlm.bias"][63] == old[[20, 21]].mean()  # ids of 猫 and 坐
     (tmp_path / "one.txt").write_text("mers\n", encoding="utf-8")
     assert extend(tmp_path / "more", tmp_path / "most", words=tmp_path / "one.txt").grown == 1
     assert load_folder(tmp_path / "most").model.config.vocab_size == 65
@@ -169,12 +169,12 @@ def test_places_of_others_are_refused(words: Path, tmp_path: Path) -> None:
     source = saved(model_folder(), tmp_path / "model")
     model_folder().tokenizer.save(tmp_path / "vocabulary")
     place = thesis(tmp_path / "thesis")
-    with pytest.raises(CheckpointError, match=r"thesis: exists and is not a model folder; choose another place$"):
+    with pytest.raises(CheckpointError, match=r"thesis: exists and is not a model folder; choose another location$"):
         extend(source, place, words=words)
     mixed = shutil.copytree(tmp_path / "vocabulary", tmp_path / "mixed")
     (mixed / "chapter.txt").write_text("years", encoding="utf-8")
     for other in (place, mixed, source, place / "chapter.txt"):
-        with pytest.raises(CheckpointError, match=r"exists and is not a vocabulary's folder; choose another --out$"):
+        with pytest.raises(CheckpointError, match=r"exists and is not a vocabulary folder; choose another --out$"):
             extend(tmp_path / "vocabulary", other, words=words)
     assert (mixed / "chapter.txt").read_text(encoding="utf-8") == "years"
 
@@ -325,11 +325,13 @@ def test_card_mentions_the_new_length(start: WordStart, begun: str, tmp_path: Pa
 
 def test_reach_that_cannot_be(tmp_path: Path) -> None:
     source = saved(model_folder(["mlm"]), tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"^positions is 16, but the model has 32 already; they can be added, not"):
+    with pytest.raises(
+        ConfigError, match=r"^positions is 16, but the model already has 32; they can only be added, not"
+    ):
         extend(source, tmp_path / "more", positions=16)
-    with pytest.raises(ConfigError, match=r"^segments is 1, but the model has 2 already; they can be added, not"):
+    with pytest.raises(ConfigError, match=r"^segments is 1, but the model already has 2; they can only be added, not"):
         extend(source, tmp_path / "more", segments=1)
-    with pytest.raises(ConfigError, match=r"^positions is 33554432; a whole number from 1 to"):
+    with pytest.raises(ConfigError, match=r"^positions is 33554432; expected a whole number from 1 to"):
         extend(source, tmp_path / "more", positions=2**25)
     model_folder().tokenizer.save(tmp_path / "vocabulary")
     with pytest.raises(
@@ -347,6 +349,6 @@ def test_segments_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
         match=r"model: cloze_segments in tokenizer_config.json is 3, but the model has 2 segments; use the files that",
     ):
         load_folder(tmp_path / "model")
-    # One segment is distinguished from no setting: such models exist, and accept single texts only.
+    # An explicit single segment differs from a missing setting: such models exist and accept only single texts.
     one = model_folder(config=replace(SMALL, segments=1))
     assert load_folder(saved(one, tmp_path / "one")).tokenizer.segments == 2

@@ -1,4 +1,4 @@
-"""Folders written by cloze: restored bit for bit, and loaded by other libraries."""
+"""Folders written by cloze are restored bit for bit and can be loaded by other libraries."""
 
 import json
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def test_transformers_loads_our_folders(name: str, tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(["the cat sat", "dogs"], ["on a mat.", "ran"], padding=True, return_tensors="pt")
     ids, segments, mask = (inputs[key] for key in ("input_ids", "token_type_ids", "attention_mask"))
-    # Choices are a separate dimension there: (1, choices, T).
+    # In transformers, choices are a separate dimension: (1, choices, T).
     given = {key: value[None] for key, value in inputs.items()} if name == "BertForMultipleChoice" else inputs
     output = theirs.eval()(**given)
     expected = logits(contents.model, contents.model(ids, segments, mask).last)

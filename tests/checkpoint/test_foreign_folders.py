@@ -145,7 +145,7 @@ def test_a_run_is_read_by_its_model(tmp_path: Path) -> None:
 
 
 def test_archives_of_hfl(folder: Path) -> None:
-    """Archives of HFL load from bert_config.json, pytorch_model.bin and vocab.txt alone."""
+    """HFL archives load from bert_config.json, pytorch_model.bin and vocab.txt alone."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for name in ("model_type", "architectures", "transformers_version", "pad_token_id"):
         config.pop(name, None)
@@ -162,7 +162,7 @@ def test_archives_of_hfl(folder: Path) -> None:
     assert (loaded.notes, loaded.tokenizer.lowercase) == ((), True)
     assert weights_fingerprint(archive)
     before = sorted(path.name for path in archive.iterdir())
-    with pytest.raises(CheckpointError, match="exists and is not a model folder; choose another place"):
+    with pytest.raises(CheckpointError, match="exists and is not a model folder; choose another location"):
         save_folder(loaded, archive)
     assert sorted(path.name for path in archive.iterdir()) == before
 

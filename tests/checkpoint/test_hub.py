@@ -1,4 +1,4 @@
-"""Model names on the hub, with and without a simulated network; the tests use no real one."""
+"""Model names on the hub, with and without a simulated network; the tests do not use a real network."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -153,9 +153,9 @@ def test_albert_without_its_defaults(tmp_path: Path) -> None:
         ({"inner_group_num": 2}, r": num_hidden_groups is 1 and inner_group_num 2; cloze supports ALBERT with one"),
         ({"num_hidden_groups": "1"}, r": num_hidden_groups is '1' and inner_group_num 1; cloze"),
         ({"num_hidden_groups": 3}, r": config.json requires 3 layers, but the last one has no tensors; use"),
-        ({"num_hidden_layers": 2**24}, r": layers is 16777216; at most 256 were expected where they are shared$"),
+        ({"num_hidden_layers": 2**24}, r": layers is 16777216; expected at most 256 shared layers$"),
         ({"embedding_size": 11}, r"word_embeddings.weight has shape \(60, 10\), but config.json requires \(60, 11\)"),
-        ({"embedding_size": 2.5}, r": embedding_size is 2.5; a whole number"),
+        ({"embedding_size": 2.5}, r": embedding_size is 2.5; expected a whole number"),
     ],
 )
 def test_other_alberts_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_half_precision_has_an_end(tmp_path: Path) -> None:
         match=r"^cls.predictions.bias: holds 7e\+04, too large for torch.float16; save it as bfloat16 or",
     ):
         save_folder(contents, tmp_path / "model", dtype=torch.float16)
-    with pytest.raises(ConfigError, match=r"^dtype is torch.int8; torch.float32, float16 or bfloat16 was expected$"):
+    with pytest.raises(ConfigError, match=r"^dtype is torch.int8; expected torch.float32, float16 or bfloat16$"):
         save_folder(contents, tmp_path / "model", dtype=torch.int8)
     assert not (tmp_path / "model").exists()
     save_folder(contents, tmp_path / "model", dtype=torch.bfloat16)

@@ -89,7 +89,7 @@ def stale(folder: Path) -> Path:
     return folder
 
 
-OTHER_WEIGHTS = "quantized from other weights than the model's; run 'cloze quantize' again, or delete the file"
+OTHER_WEIGHTS = "quantized from weights other than the model's; run 'cloze quantize' again, or delete the file"
 
 
 def test_a_file_of_other_weights_is_refused(stale: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_file_of_somebody_else(folder: Path) -> None:
     changed(folder, kind="other")
     with pytest.raises(
         CheckpointError,
-        match=r"not a file of this version's 'cloze quantize' \('cloze int8 2' was expected\); "
+        match=r"not written by this version of 'cloze quantize' \(expected 'cloze int8 2'\); "
         "run it again, or delete the file$",
     ):
         load(folder, precision="int8")
@@ -126,7 +126,7 @@ def test_a_file_of_somebody_else(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["", "nan", "2", "much"])
 def test_a_cosine_that_is_none(text: str, folder: Path) -> None:
     changed(folder, least_cosine=text)
-    message = f"least_cosine is '{text}'; a number from -1 to 1 was expected; quantize again$"
+    message = f"least_cosine is '{text}'; expected a number from -1 to 1; quantize again$"
     with pytest.raises(CheckpointError, match=message):
         load(folder, precision="int8")
 

@@ -69,7 +69,7 @@ def test_saving_onto_something_else_is_refused(kind: str, tmp_path: Path) -> Non
         place.mkdir()
     precious = place / "chapter.txt" if kind == "folder" else place
     precious.write_text("precious", encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"thesis: exists and is not a model folder; choose another place$"):
+    with pytest.raises(CheckpointError, match=r"thesis: exists and is not a model folder; choose another location$"):
         save_folder(BARE, place)
     assert precious.read_text(encoding="utf-8") == "precious"
 
@@ -80,7 +80,7 @@ def test_a_full_disk_leaves_the_old_model(
 ) -> None:
     """A full disk leaves the old model; at 0 bytes the first file fails, at 20,000 the weights.
 
-    safetensors words the error differently from Python.
+    The error messages of safetensors and Python differ.
     """
     folder = saved(PRETRAINED, tmp_path / "model")
     before = contents_of(folder)
@@ -136,6 +136,6 @@ def test_files_of_other_programs_are_not_lost(tmp_path: Path) -> None:
     save_folder(contents, folder)
     save_folder(contents, folder)
     (folder / "notes").mkdir()
-    with pytest.raises(CheckpointError, match="model: holds 'notes', which would be lost; choose another place"):
+    with pytest.raises(CheckpointError, match="model: holds 'notes', which would be lost; choose another location"):
         save_folder(contents, folder)
     assert (folder / "notes").is_dir()

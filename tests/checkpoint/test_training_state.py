@@ -95,7 +95,7 @@ def test_the_same_step_can_be_saved_again(store: StateStore) -> None:
 
 def test_newest_is_by_number(store: StateStore) -> None:
     store.save(state(99_999_999))
-    store.save(state(100_000_000))  # one digit more than names are padded to
+    store.save(state(100_000_000))  # one digit more than the padding of names
     assert_same(store.newest(), state(100_000_000))
 
 

@@ -23,7 +23,7 @@ class Result:
 
     @property
     def complaint(self) -> str:
-        """The only line of an error message without its prefix; notes about [UNK] tokens are ignored."""
+        """The single line of an error message without its prefix; notes about [UNK] tokens are ignored."""
         (line,) = [line for line in self.err.splitlines() if "of the tokens are [UNK]" not in line]
         return line.removeprefix("cloze: error: ")
 
@@ -36,7 +36,7 @@ def quiet_neighbours() -> Iterator[None]:
     """Restore the library's logger and the number of threads, which the command line changes."""
     logger = logging.getLogger("cloze")
     handlers, propagate, threads = logger.handlers, logger.propagate, torch.get_num_threads()
-    torch.set_num_threads(1)  # with such small models, more threads only wait for each other
+    torch.set_num_threads(1)  # with such small models, additional threads only wait for each other
     yield
     logger.handlers, logger.propagate = handlers, propagate
     torch.set_num_threads(threads)

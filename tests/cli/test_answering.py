@@ -68,7 +68,7 @@ def test_answer_length_can_be_limited(run: Cloze, answerer: Path, tmp_path: Path
         [answer.text for answer in answers] for answers in expected
     ]
     assert report != [json.loads(line) for line in run(*words).out.splitlines()]
-    complaint = "the longest answer is 0 tokens; at least 1 was expected"
+    complaint = "the longest answer is 0 tokens; expected at least 1"
     assert run(*words, "--longest-answer", 0).complaint == complaint
     rows = tmp_path / "a.csv"
     rows.write_text(f'question,context,answer\nthe cat,"{CONTEXTS[1]}",the dog ran\n', "utf-8")
@@ -99,7 +99,9 @@ def test_flags_apply_to_files(run: Cloze, answerer: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("task", ["choose", "mlm", "correction", "mrpc"])
 def test_answer_length_is_rejected_for_other_tasks(run: Cloze, answerer: Path, task: str) -> None:
     report = run("evaluate", task, "a.csv", "--model", answerer, "--longest-answer", 50)
-    assert report.complaint == f"--longest-answer is 50, which is for answers in texts; leave it out for {task}"
+    assert (
+        report.complaint == f"--longest-answer is 50, which only applies to answers in texts; leave it out for {task}"
+    )
 
 
 def test_choices_are_printed(run: Cloze, chooser: Path) -> None:
@@ -136,13 +138,13 @@ def test_scores_of_a_file(run: Cloze, chooser: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("answer",), "a question and a text were expected: cloze answer QUESTION CONTEXT; or --input FILE"),
-        (("answer", "who"), "a question and a text were expected: cloze answer QUESTION CONTEXT; or --input FILE"),
+        (("answer",), "expected a question and a text: cloze answer QUESTION CONTEXT; or --input FILE"),
+        (("answer", "who"), "expected a question and a text: cloze answer QUESTION CONTEXT; or --input FILE"),
         (
             ("answer", "who", "--input", "a.csv"),
             "texts were given both as arguments and by --input; use one of the two",
         ),
-        (("choose", "who"), "a prompt and options were expected: cloze choose PROMPT OPTION OPTION; or --input FILE"),
+        (("choose", "who"), "expected a prompt and options: cloze choose PROMPT OPTION OPTION; or --input FILE"),
         (
             ("choose", "who", "--input", "a.csv"),
             "a prompt was given both as an argument and by --input; use one of the two",
@@ -159,4 +161,4 @@ def test_wrong_model_kind_is_reported(run: Cloze, answerer: Path, chooser: Path)
     assert report.complaint.startswith("this model has no 'span' head (its heads: choice)")
     report = run("choose", "who", "a", "b", "--model", answerer)
     assert "error: this model has no 'choice' head (its heads: span)" in report.err
-    assert run("choose", "who", "a", "--model", chooser).complaint == "1 options; at least 2 were expected"
+    assert run("choose", "who", "a", "--model", chooser).complaint == "1 options; expected at least 2"

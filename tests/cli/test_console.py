@@ -25,8 +25,8 @@ class Terminal(io.StringIO):
 
 @contextmanager
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    """Both outputs, as a command finds them on a terminal without colors."""
-    made = Terminal()  # within the test: for each of its phases, pytest sets the outputs anew
+    """Replace both outputs with those of a terminal without colors."""
+    made = Terminal()  # done within the test, because pytest replaces the outputs for each of its phases
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "stdout", made)
@@ -60,7 +60,7 @@ def test_rich_still_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", made)
     with guard_outputs():
         print_table(("label", "value"), [("cat", 1)])
-    assert "\x1b[1m" in made.getvalue()  # a bold header
+    assert "\x1b[1m" in made.getvalue()  # the header is bold
 
 
 def test_a_pipe_gets_what_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

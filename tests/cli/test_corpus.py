@@ -92,12 +92,12 @@ def test_what_is_wrong_ends_with_code_1(data: Path, run: Cloze, monkeypatch: pyt
 
 
 def test_errors_are_reported(data: Path, run: Cloze, tmp_path: Path) -> None:
-    assert "no entities; name a file of them with --entities" in run("audit", data, "--masking", "entity").complaint
+    assert "no entities; give a file of them with --entities" in run("audit", data, "--masking", "entity").complaint
     assert "not a prepared corpus" in run("audit", tmp_path).complaint
-    assert "tokens is 0; at least 1 was expected" in run("audit", data, "--tokens", 0).complaint
+    assert "tokens is 0; expected at least 1" in run("audit", data, "--tokens", 0).complaint
     for masking in ("token", "correction"):
         output = run("audit", data, "--seed", -1, "--masking", masking)
-        assert (output.code, "seed is -1; a whole number from 0" in output.complaint) == (2, True)
+        assert (output.code, "seed is -1; expected a whole number of at least 0" in output.complaint) == (2, True)
 
 
 def test_a_recipe_is_audited_as_it_would_be_trained(data: Path, run: Cloze) -> None:

@@ -42,7 +42,7 @@ def test_student_and_table(run: Cloze, way: Way, tmp_path: Path) -> None:
     )
     printed = run(*words, "--json")
     assert json.loads(printed.out) == {"folder": str(tmp_path / "run"), **report}
-    assert "finished already" in printed.err
+    assert "already finished" in printed.err
     assert load(tmp_path / "run").bert.config.layers == 1
 
 

@@ -9,7 +9,7 @@ from cloze.cli import COMMANDS, build
 from cloze.cli.console import SHOWN_CHARACTERS, shorten
 from tests.cli.conftest import Cloze, Way
 
-# Required arguments of the commands. None of the files exists, so that any work would fail with another error.
+# Required arguments of the commands. None of the files exist, so any work would fail with a different error.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "vocab": ("missing.txt",),
     "coverage": ("missing.txt",),
@@ -65,7 +65,7 @@ def test_output_file_is_not_a_folder_nor_of_an_unknown_format(
     folder.mkdir()
     assert "this is a folder; name a file in it" in run(command, *arguments_of(command, flag), flag, folder).complaint
     odd = run(command, *arguments_of(command, flag), flag, tmp_path / "out.xyz")
-    assert (odd.code, "was expected" in odd.complaint) == (2, True)
+    assert (odd.code, "expected" in odd.complaint) == (2, True)
 
 
 def test_converted_model_has_a_place(run: Cloze, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_unwritable_file_is_refused(run: Cloze, tmp_path: Path, monkeypatch: pyt
     output.touch()
     monkeypatch.setattr("os.access", lambda path, _: Path(path) != output)
     complaint = run("score", "a text", "--model", "missing", "--output", output).complaint
-    assert complaint == f"{output}: is write-protected; make it writable, or choose another place"
+    assert complaint == f"{output}: is write-protected; make it writable, or choose another location"
 
 
 def test_texts_are_cut_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:

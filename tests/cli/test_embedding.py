@@ -32,14 +32,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("words", "complaint"),
     [
         (("--report", "--word", "cat"), "--word has no effect with --report; leave out one of the two"),
-        (("--report", "--output", "v.npy"), "--report prints a table, and no vectors; leave out --output"),
+        (("--report", "--output", "v.npy"), "--report prints a table instead of vectors; leave out --output"),
         (
             ("--report", "--whiten", "a.txt", "--out", "x"),
             "--out writes the whitened model, --report tries it; use one of the two",
         ),
         (
             ("--whiten", "a.txt", "--out", "x"),
-            "--out writes the whitened model, and no vectors; for vectors, use --model x afterwards",
+            "--out writes the whitened model but no vectors; to embed texts with it, use --model x afterwards",
         ),
         (("--word", "cat", "--pair", "a mat"), "--pair has no effect with --word; leave out one of the two"),
         (
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ("--whiten", "a.txt", "--out", "x", "--long-texts", "windows"),
             "--long-texts has no effect with --out; leave out one of the two",
         ),
-        (("--output", "v.csv"), "--output v.csv: .npy, .jsonl or .parquet was expected"),
+        (("--output", "v.csv"), "--output v.csv: expected .npy, .jsonl or .parquet"),
     ],
 )
 def test_flags_that_would_go_unheard(words: tuple[str, ...], complaint: str, run: Cloze) -> None:
@@ -61,7 +61,7 @@ def test_flags_that_would_go_unheard(words: tuple[str, ...], complaint: str, run
 
 def test_corrections_know_their_output_before_the_work(run: Cloze) -> None:
     result = run("correct", "the cat", "--model", "nowhere", "--output", "rows.parquet")
-    assert (result.code, result.complaint) == (2, "--output rows.parquet: .jsonl, .csv or .tsv was expected")
+    assert (result.code, result.complaint) == (2, "--output rows.parquet: expected .jsonl, .csv or .tsv")
 
 
 def test_a_second_text_as_an_argument(folder: Path, run: Cloze) -> None:
@@ -118,7 +118,7 @@ def test_the_input_is_not_written_over(folder: Path, run: Cloze, tmp_path: Path)
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "the cat"}\n', encoding="utf-8")
     printed = run("embed", "--input", path, "--model", folder, "--output", path).complaint
-    assert printed == f"--output {path}: this is the --input itself; choose another place"
+    assert printed == f"--output {path}: this is the --input itself; choose another location"
     assert path.read_text(encoding="utf-8") == '{"text": "the cat"}\n'
 
 
@@ -265,7 +265,7 @@ def test_times_finer_than_pythons(folder: Path, run: Cloze, tmp_path: Path) -> N
     times = arrow.array([1, 2, 3], arrow.timestamp("ns"))
     parquet.write_table(arrow.table({"text": TEXTS, "at": times}), path)
     result = run("embed", "--input", path, "--model", folder, "--output", tmp_path / "v.npy")
-    if result.code:  # with pandas, which supports nanoseconds, the file is read
+    if result.code:  # with pandas, which supports nanoseconds, the file can be read
         assert "rows.parquet: cannot be read after row 0" in result.complaint
 
 
@@ -305,7 +305,7 @@ def test_pairs_of_a_file(folder: Path, run: Cloze, tmp_path: Path) -> None:
     assert [(row["first"], row["second"]) for row in map(json.loads, printed)] == pairs
     assert run("follows", *pairs[0], "--model", folder).out == f"{expected[0]:.4f}\n"
     for words in ((), ("one",), ("one", "two", "--input", path)):
-        assert run("follows", *words, "--model", "nowhere").complaint.startswith("two texts were expected")
+        assert run("follows", *words, "--model", "nowhere").complaint.startswith("expected two texts")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

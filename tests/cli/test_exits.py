@@ -50,7 +50,7 @@ def test_a_limit_of_memory_below_that_of_the_libraries_is_refused(run: Cloze, mo
     result = run("doctor")
     assert result.code == 2
     assert result.complaint == (
-        "ulimit -v is 512000 kB, but PyTorch and the other libraries alone map up to 921600 kB; raise it"
+        "ulimit -v is 512000 kB, but PyTorch and the other libraries alone map up to 921600 kB; raise the limit"
     )
     assert "map up to 1331200 kB" in run("pretrain", "data", "--out", "run").complaint
 
@@ -71,7 +71,7 @@ def test_stopped_training_goes_on_by_the_same_command(
     at = PretrainingBatches.at
 
     def disturbed(batches: PretrainingBatches, step: int, part: int = 0, parts: int = 1) -> PretrainingBatch:
-        if step == 12 and batches.seed == 0:  # not a batch for evaluation
+        if step == 12 and batches.seed == 0:  # exclude evaluation batches
             os.kill(os.getpid(), number)
         return at(batches, step, part, parts)
 
@@ -125,4 +125,4 @@ def test_reader_that_has_seen_enough_is_no_error(way: Way) -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-    assert process.returncode == 141  # like a process ended by SIGPIPE
+    assert process.returncode == 141  # the exit code of a process that is terminated by SIGPIPE

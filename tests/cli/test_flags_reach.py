@@ -1,8 +1,9 @@
 """Every flag of every prediction command has an effect on every path, or is rejected.
 
-The flags come from the function signatures: a new flag without a case below fails. Each case runs a command with a
-model that records its calls, with texts as arguments, with ``--input`` to the terminal, and with ``--input --output``.
-The flag must change the calls or the output, and it must be part of the identity of a resumable job.
+The flags come from the function signatures, so a new flag without a case below makes a test fail. Each case runs a
+command with a model that records its calls, with texts as arguments, with ``--input`` to the terminal, and with
+``--input --output``. The flag must change the calls or the output, and it must be part of the identity of a resumable
+job.
 """
 
 import json
@@ -51,8 +52,8 @@ class Case:
     Attributes:
         words: The flag and its value, with other flags that it requires.
         baseline: Only the flags that it requires.
-        paths: The paths where it has an effect; it is rejected on the others.
-        identifies: Whether an interrupted job without it counts as another job.
+        paths: The paths on which it has an effect; it is rejected on all other paths.
+        identifies: Whether an interrupted job without it is a different job.
     """
 
     words: tuple[object, ...]
@@ -83,7 +84,7 @@ CASES: dict[tuple[str, str], Case] = {
     ("embed", "--layer"): Case(("--layer", "-2,-1")),
     ("embed", "--long-texts"): Case(("--long-texts", "windows")),
     ("embed", "--word"): Case(("--word", "text")),
-    # Whitening and the report are not predictions: alone, or with an output for vectors, they are rejected.
+    # Whitening and the report are not predictions: they are rejected on their own or with an output for vectors.
     ("embed", "--whiten"): Case(("--whiten", "rows.jsonl", "--report"), ("--report",), paths=("arguments", "input")),
     ("embed", "--dimensions"): Case(("--dimensions", 3), paths=()),
     ("embed", "--out"): Case(("--out", "folder"), paths=()),

@@ -48,7 +48,7 @@ def test_pages_are_those_of_the_flags(command: str, run: Cloze) -> None:
 
 
 def test_page_holds_the_whole_description(run: Cloze) -> None:
-    words = " ".join(run("pretrain", "--help").out.split())  # independent of line breaks
+    words = " ".join(run("pretrain", "--help").out.split())  # so that line breaks do not matter
     assert "Re-running the same command resumes it." in words
 
 
@@ -124,8 +124,8 @@ def test_published_tasks_have_no_columns_to_name(run: Cloze) -> None:
 def test_suites_show_the_settings_of_all_their_tasks(run: Cloze) -> None:
     shown = flags_shown(run("finetune", "glue", "--help").out)
     assert "seeds" in shown
-    assert not {"dev", "folds", "context", "class-weights"} & shown  # STS-B has numbers
-    assert run("evaluate", "glue", "--help").complaint == "glue is several tasks; name one of them"
+    assert not {"dev", "folds", "context", "class-weights"} & shown  # the labels of STS-B are numbers
+    assert run("evaluate", "glue", "--help").complaint == "glue is a suite of several tasks; name one of them"
 
 
 def test_evaluation_on_masked_words_has_flags_of_its_own(run: Cloze) -> None:

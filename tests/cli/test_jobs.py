@@ -20,7 +20,7 @@ TEXTS = [f"the door {'and the sea ' * (number % 4)}was {number}" for number in r
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(inputs, "PART_ROWS", 4)
     path = tmp_path / "rows.jsonl"
-    # One column is empty in the first part, and one has only integers there.
+    # In the first part, one column is empty and one contains only integers.
     rows = [
         {"id": n, "text": text, "note": None if n < 4 else "x", "size": 1 if n < 4 else 0.5}
         for n, text in enumerate(TEXTS)

@@ -62,7 +62,7 @@ def hostile_pickle(way: Way, folder: Path) -> tuple[Words, str]:
 def empty_corpus(way: Way, folder: Path) -> tuple[Words, str]:
     (folder / "blank.txt").write_text("\n\n", encoding="utf-8")
     words = ["prepare", folder / "blank.txt", "--vocab", way.vocabulary, "--out", folder / "run"]
-    return words, "blank.txt: no text in it; expected a sentence or a paragraph per line"
+    return words, "blank.txt: contains no text; expected a sentence or a paragraph per line"
 
 
 def unfinished_run(way: Way, folder: Path) -> tuple[Words, str]:
@@ -73,7 +73,7 @@ def unfinished_run(way: Way, folder: Path) -> tuple[Words, str]:
 def folder_of_others(way: Way, folder: Path) -> tuple[Words, str]:
     (folder / "thesis").mkdir()
     (folder / "thesis" / "chapter.txt").write_text("years", encoding="utf-8")
-    return ["vocab", way.text, "--out", folder / "thesis", "--size", 300], "is not a vocabulary's folder"
+    return ["vocab", way.text, "--out", folder / "thesis", "--size", 300], "is not a vocabulary folder"
 
 
 MADE: dict[str, Mistake] = {
@@ -91,37 +91,38 @@ TYPED = {
     "vocab {text}": "--out",
     "vocab {rows} --out {folder}/run": "rows.tsv: is a table; expected",
     "prepare {rows} --vocab {pretrained} --out {folder}/run": "rows.tsv: is a table; expected",
-    "pretrain {data} --preset tiny --length 1000000 --out {folder}/run": "length is 1000000; at most 32,768 tokens",
-    "evaluate classify {rows} --model {tuned} --length 64": "--max-length is 64, which is for mlm; leave it out",
-    "evaluate mlm {text} --split test": "--split is 'test', which is for published tasks; leave it out",
-    "finetune classify {rows} --model {pretrained} --length 2 --out {folder}/run": "length is 2; at least 3",
+    "pretrain {data} --preset tiny --length 1000000 --out {folder}/run": "length is 1000000; expected at most 32,768",
+    "evaluate classify {rows} --model {tuned} --length 64": "--max-length is 64, which only applies to mlm",
+    "evaluate mlm {text} --split test": "--split is 'test', which only applies to published tasks; leave it out",
+    "finetune classify {rows} --model {pretrained} --length 2 --out {folder}/run": "length is 2; expected at least 3",
     "pretrian {data}": "unknown command 'pretrian'; did you mean 'pretrain'?",
     "distill --out {folder}/run": "is missing; 'cloze distill --help' explains it",
-    "pretrain {folder} --out {folder}/run --mask-mix 0.8 0.2": "--mask-mix is 0.8 0.2; 3 values were expected",
+    "pretrain {folder} --out {folder}/run --mask-mix 0.8 0.2": "--mask-mix is 0.8 0.2; expected 3 values",
     "pretrain {folder}/none --out {folder}/run": "none: not a prepared corpus (no manifest.json); create one with",
     "pretrain {data} --preset tinny --out {folder}/run": "unknown preset 'tinny'; did you mean 'tiny'?",
     "pretrain {data} --step 3 --out {folder}/run": "Unknown option: --step. Did you mean --steps?",
     "pretrain {data} --steps many --out {folder}/run": 'Invalid value for --steps: unable to convert "many" into int.',
-    "pretrain {data} --seed -1 --out {folder}/run": "seed is -1; a whole number from 0",
+    "pretrain {data} --seed -1 --out {folder}/run": "seed is -1; expected a whole number of at least 0",
     "pretrain {data} --preset tiny --device warp --out {folder}/run": "device 'warp' is not available on this machine",
     "finetune classify {folder}/none.csv --model {pretrained} --out {folder}/run": "none.csv does not exist",
     "finetune clasify {rows} --model {pretrained} --out {folder}/run": "'clasify'; did you mean 'classify'?",
     "finetune classify {rows} --text txt --model {pretrained} --out {folder}/run": (
         "has no column 'txt'; it has: text, label, book; did you mean 'text'?"
     ),
-    "finetune glue {rows} --temperature 0.1 --out {folder}/run": "temperature is 0.1, which is for similarity",
-    "evaluate glue {folder} --model {tuned}": "glue is several tasks; name one of them: cola, sst-2, ",
+    "finetune glue {rows} --temperature 0.1 --out {folder}/run": "temperature is 0.1, which only applies to similarity",
+    "evaluate glue {folder} --model {tuned}": "glue is a suite of several tasks; name one of them: cola, sst-2, ",
     "evaluate mrpc {folder} --model {tuned} --split test": "test rows are not published; give --out for the answers",
     "evaluate classify {rows} --model {tuned} --out {rows}": "rows.tsv is a file; choose another folder",
-    "classify door --model {tuned} --output a.txt": "--output a.txt: .jsonl, .csv or .tsv was expected",
-    "answer who door --model {tuned} --output a.txt": "--output a.txt: .jsonl, .csv or .tsv was expected",
-    "choose door a b --model {tuned} --output a.txt": "--output a.txt: .jsonl, .csv or .tsv was expected",
-    "tag door --model {tuned} --output a.txt": "--output a.txt: .jsonl, .csv, .tsv or .conll was expected",
+    "classify door --model {tuned} --output a.txt": "--output a.txt: expected .jsonl, .csv or .tsv",
+    "answer who door --model {tuned} --output a.txt": "--output a.txt: expected .jsonl, .csv or .tsv",
+    "choose door a b --model {tuned} --output a.txt": "--output a.txt: expected .jsonl, .csv or .tsv",
+    "tag door --model {tuned} --output a.txt": "--output a.txt: expected .jsonl, .csv, .tsv or .conll",
     "evaluate regress {rows} --model {tuned}": "needs a model fine-tuned to regress; this one does classify",
     "fill [MASK] --model {folder}/none": "none: no such folder",
-    "fill [MASK] --model {pretrained} --threads 0": "threads is 0; at least 1 was expected",
+    "fill [MASK] --model {pretrained} --threads 0": "threads is 0; expected at least 1",
     "fill door --model {pretrained}": "no [MASK] in 'door'",
-    "fill [MASK] --rounds 3 --model {pretrained}": "--rounds is for --joint; without it each blank is predicted once",
+    "fill [MASK] --rounds 3 --model {pretrained}": "--rounds only applies to --joint; "
+    "without it, each blank is predicted once",
     "embed --input {folder}/none.txt --model {pretrained}": "none.txt: no such file",
     "embed door --input {text} --model {pretrained}": "texts were given both as arguments and by --input",
     "embed door --model {pretrained} --pooling meen": "unknown pooling 'meen'; did you mean 'mean'?",

@@ -71,7 +71,7 @@ def test_threads_and_device(run: Cloze, tuned: Path, tmp_path: Path, monkeypatch
     assert run("quantize", "--model", tuned, "--out", tmp_path / "int8", "--threads", 3, "--device", "cpu").code == 0
     assert {2, 3} <= set(threads)
     report = run("quantize", "--model", tuned, "--out", tmp_path / "int8", "--device", "cuda").complaint
-    assert report == "device is cuda, but int8 is for the CPU; leave it out"
+    assert report == "device is cuda, but int8 only runs on the CPU; leave it out"
     report = run("export", "--model", tuned, "--out", tmp_path / "onnx", "--device", "tpu9").complaint
     assert report.startswith("device 'tpu9' is not available on this machine")
 
@@ -104,7 +104,8 @@ def test_inaccurate_odd_texts_are_reported(run: Cloze, tuned: Path, tmp_path: Pa
         patch.setattr(QuantizeReport, "near", True)
         *_, last = run(*words, tmp_path / "b").out.splitlines()
     expected = (
-        "int8 changes unusual texts more than others (signs, numbers); if yours are similar, give some with --input"
+        "int8 changes unusual texts more than others (signs, numbers); "
+        "if your texts are like these, measure them with --input"
     )
     assert last == expected
 

@@ -120,7 +120,7 @@ def test_failed_writing_leaves_the_old_file(run: Cloze, way: Way, table: Path, m
     result = run("embed", "--input", table, "--model", way.pretrained, "--output", output)
     assert (result.code, result.complaint) == (
         2,
-        f"{output}: cannot be written (No space left on device); choose another place",
+        f"{output}: cannot be written (No space left on device); choose another location",
     )
     assert output.read_bytes() == b"before"
     assert {path.name for path in table.parent.iterdir()} == {"rows.csv", "vectors.npy"}

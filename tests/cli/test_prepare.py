@@ -92,7 +92,7 @@ def test_vocabulary_that_does_not_fit_is_reported_before_the_work(run: Cloze, wa
     text = tmp_path / "text.txt"
     text.write_text("今天天气很好。\n" * 20, encoding="utf-8")
     result = run("prepare", text, "--vocab", way.vocabulary, "--out", tmp_path / "data")
-    assert "of the first 20 paragraphs, " in result.err
+    assert "in the first 20 paragraphs, " in result.err
     assert "lacks most Chinese characters" in result.err
     assert "[UNK]" not in run("prepare", way.text, "--vocab", way.vocabulary, "--out", tmp_path / "fitting").err
 

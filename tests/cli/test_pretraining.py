@@ -88,7 +88,7 @@ def test_loss_on_a_text_before_and_after_training(run: Cloze, way: Way, tmp_path
 def test_other_tasks_accept_one_file(run: Cloze, way: Way) -> None:
     result = run("evaluate", "classify", way.text, way.text, "--model", way.pretrained)
     assert result.code == 2
-    assert "classify takes one file or folder, not 2; several texts are for mlm" in result.err
+    assert "classify takes one file or folder, not 2; only mlm accepts several texts" in result.err
 
 
 def test_half_the_room(run: Cloze, way: Way, tmp_path: Path) -> None:

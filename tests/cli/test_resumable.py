@@ -75,7 +75,7 @@ def test_other_work_is_refused_unless_fresh(tmp_path: Path) -> None:
         Work(fail_at="c").run(output)
     message = (
         r"out\.txt\.parts: belongs to a job with other settings \(kind was 'one', is 'two'\); "
-        "pass --fresh to start over, or give another --output$"
+        "pass --fresh to start over, or choose another --output$"
     )
     with pytest.raises(DataError, match=message):
         Work(work="two").run(output)
@@ -87,7 +87,7 @@ def test_other_work_is_refused_unless_fresh(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     output = tmp_path / "file" / "out.txt"
-    with pytest.raises(ClozeError, match=r"cannot be written .*; free some space or choose another place$"):
+    with pytest.raises(ClozeError, match=r"cannot be written .*; free some space or choose another location$"):
         Work().run(output)
 
 

@@ -1,4 +1,4 @@
-"""``correct``, ``tag``, ``answer`` and ``choose`` on files: parts give the same rows as one run, interrupted or not."""
+"""``correct``, ``tag``, ``answer`` and ``choose`` on files: parts give the same rows as a single run."""
 
 import importlib
 import json
@@ -34,7 +34,7 @@ class Case:
 
 
 def rows_with(**columns: Callable[[int], object]) -> list[dict[str, object]]:
-    """Return rows with one additional column, and another one from the fifth row on."""
+    """Return rows with one additional column, and with a second one from the fifth row on."""
     later: list[dict[str, object]] = [{}] * 4 + [{"later": "x"}] * (ROWS - 4)
     return [
         {"id": number, **{name: make(number) for name, make in columns.items()}, **later[number]}
@@ -131,7 +131,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, called: str, count: int) -> list[ob
 
 
 def shortened(text: str) -> str:
-    """Round numbers, since the last digits depend on the batches."""
+    """Round the numbers in a text, since their last digits depend on the batches."""
     return re.sub(r"\d\.\d{4,}(e-\d+)?", lambda found: f"{float(found[0]):.3f}", text)
 
 
@@ -271,7 +271,7 @@ def test_columns_with_a_bad_line(run: Cloze, folders: dict[str, Path], tmp_path:
     words = ("tag", "--input", source, "--model", folders["tag"], "--output", output)
     assert f"error: {source}:2: 1 columns, but the lines before have 2" in run(*words).err
     source.write_text("\n\n", encoding="utf-8")
-    assert f"error: {source}: no sentence in it; expected a word and its tag per line\n" in run(*words).err
+    assert f"error: {source}: contains no sentences; expected a word and its tag per line\n" in run(*words).err
 
 
 def test_the_input_is_not_overwritten(run: Cloze, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -279,4 +279,4 @@ def test_the_input_is_not_overwritten(run: Cloze, folders: dict[str, Path], tmp_
     source.write_text('{"text": "the cat"}\n', encoding="utf-8")
     for command in ("correct", "tag"):
         printed = run(command, "--input", source, "--model", folders[command], "--output", source).err
-        assert f"error: --output {source}: this is the --input itself; choose another place\n" in printed
+        assert f"error: --output {source}: this is the --input itself; choose another location\n" in printed

@@ -10,7 +10,7 @@ from cloze.errors import ConfigError
 from cloze.options import NAMES_ELSEWHERE
 
 ROWS = [{"text": "a fine day", "label": "good"}, {"text": "a dull day", "label": "bad"}] * 20
-# The suggestion of fine-tuning for each name.
+# What fine-tuning suggests for each name.
 _EVERY_EPOCH = "; the dev rows are evaluated after every epoch; leave it out"
 _LOGGED = "; the loss is logged to metrics.jsonl in the run's folder; leave it out"
 EXPECTED = {
@@ -121,9 +121,9 @@ def test_pretraining_has_steps(capsys: pytest.CaptureFixture[str]) -> None:
 def test_flags_may_have_underscores(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["finetune", "classify", "rows.csv", "--out", "run"]
     said = complaint([*words, "--learning_rate", "3"], capsys)
-    assert said == "cloze: error: learning_rate is 3.0; a learning rate such as 1e-4 was expected"
+    assert said == "cloze: error: learning_rate is 3.0; expected a learning rate such as 1e-4"
     said = complaint([*words, "--weight_decay", "3"], capsys)
-    assert said == "cloze: error: weight_decay is 3.0; a small number such as 0.01 was expected"
+    assert said == "cloze: error: weight_decay is 3.0; expected a small number such as 0.01"
     said = complaint([*words, "--Epochs", "3"], capsys)
     assert said == "cloze: error: unknown option --Epochs; did you mean --epochs?"
 

@@ -139,7 +139,7 @@ def test_mistakes(run: Cloze, way: Way, tuned: Path, tmp_path: Path) -> None:
     result = run("tag", "a", "--model", tuned, "--output", tmp_path / "out.xls")
     assert (result.code, result.complaint) == (
         2,
-        f"--output {tmp_path / 'out.xls'}: .jsonl, .csv, .tsv or .conll was expected",
+        f"--output {tmp_path / 'out.xls'}: expected .jsonl, .csv, .tsv or .conll",
     )
     assert "this model was not trained to tag" in run("tag", "a", "--model", way.tuned).complaint
     rows = tmp_path / "rows.txt"

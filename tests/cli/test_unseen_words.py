@@ -87,7 +87,7 @@ def test_coverage_as_a_table(run: Cloze, way: Way, text: Path) -> None:
     assert lines[7] == "5\tunknown\t16\t33.33%"
     assert lines[8].startswith("48 words, ")
     assert lines[8].endswith("pieces per word, 33.333% with an [UNK]")
-    assert lines[9] == "most frequent [UNK]: ☃ (8), ﬁve (8)"
+    assert lines[9] == "most frequent words that become [UNK]: ☃ (8), ﬁve (8)"
     table = lines.index("word\tcount\tpieces\tsaves")
     assert [line.split("\t")[1] for line in lines[table + 1 : table + 3]] == ["8", "8"]
     assert lines[-1].startswith("adding the best ")
@@ -129,7 +129,7 @@ def test_tokens_tell_the_rungs(run: Cloze, way: Way, entities: Path, tmp_path: P
 def test_known_words_are_told(run: Cloze, way: Way, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("the\nand\nof\nto\nin\nit\nquixotic\n", encoding="utf-8")
     done = run("extend", "--model", way.vocabulary, "--words", tmp_path / "words.txt", "--out", tmp_path / "more")
-    assert done.out.splitlines()[-1] == "6 known already: the, and, of, to, in, ..."
+    assert done.out.splitlines()[-1] == "6 already known: the, and, of, to, in, ..."
 
 
 def test_similar_characters(run: Cloze, way: Way, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_prepared_text_knows_its_ladder(run: Cloze, way: Way, text: Path, entiti
 
 MISTAKES = {
     "extend --model {pretrained} --out {folder}/more": "nothing to add; give --words",
-    "extend --model {pretrained} --positions 8 --out {folder}/more": "positions is 8, but the model has 512 already",
+    "extend --model {pretrained} --positions 8 --out {folder}/more": "positions is 8, but the model already has 512",
     "extend --model {pretrained} --segments four --out {folder}/more": "--segments",
     "extend --model {vocabulary} --segments 4 --out {folder}/more": "a vocabulary has no positions or",
     "extend --model {pretrained} --words {folder}/none --out {folder}/more": "none does not exist",
@@ -168,15 +168,15 @@ MISTAKES = {
     "extend --model {pretrained} --entities {folder}/bad.txt --out {folder}/more": "bad.txt:1: 'good' has 1 fields",
     "extend --model {pretrained} --similar {folder}/bad.txt --out {folder}/more": "bad.txt:1: 'good'; expected one",
     "extend --model {pretrained} --characters --out {folder}": "exists and is not a model folder",
-    "extend --model {vocabulary} --characters --out {folder}": "exists and is not a vocabulary's folder",
+    "extend --model {vocabulary} --characters --out {folder}": "exists and is not a vocabulary folder",
     "extend --model {pretrained} --words {folder}/bad.txt --start middle --out {folder}/more": "--start",
     "coverage {folder}/none.txt --model {pretrained}": "none.txt: no such file",
-    "coverage {folder}/blank.txt --model {pretrained}": "blank.txt: no word in it; give a text to read",
+    "coverage {folder}/blank.txt --model {pretrained}": "blank.txt: contains no words; give a text with words",
     "coverage {text} --model {folder}/none": "none: no such folder",
-    "coverage {text} --model {pretrained} --output {folder}/words.jsonl": ".tsv was expected",
-    "coverage {text} --model {pretrained} --best 0": "best is 0; at least 1 was expected",
-    "coverage {text} --model {pretrained} --top -1": "top is -1; at least 1 was expected",
-    "coverage {text} --model {pretrained} --minimum 0": "minimum is 0; at least 1 was expected",
+    "coverage {text} --model {pretrained} --output {folder}/words.jsonl": "expected .tsv",
+    "coverage {text} --model {pretrained} --best 0": "best is 0; expected at least 1",
+    "coverage {text} --model {pretrained} --top -1": "top is -1; expected at least 1",
+    "coverage {text} --model {pretrained} --minimum 0": "minimum is 0; expected at least 1",
 }
 
 

@@ -26,7 +26,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_whitened_folder(run: Cloze, way: Way, lines: Path, tmp_path: Path) -> None:
     words = ("embed", "--model", way.pretrained, "--whiten", lines, "--dimensions", 3, "--out", tmp_path / "white")
-    assert run(*words).out == f"{tmp_path / 'white'}: vectors of 3, whitened on 8 texts\n"
+    assert run(*words).out == f"{tmp_path / 'white'}: vectors of 3 dimensions, whitened on 8 texts\n"
     report = json.loads(run(*words, "--json").out)
     assert report == {"folder": str(tmp_path / "white"), "texts": 8, "size": 3}
     vectors = [
@@ -124,8 +124,8 @@ def test_similarity_is_trained(run: Cloze, way: Way, lines: Path, tmp_path: Path
     [
         (("--layer", "last"), "--layer 'last': expected a number, or several separated by commas"),
         (("--whiten", "a.txt"), "--whiten needs --out FOLDER for the whitened model, or --report to try it"),
-        (("--dimensions", 3), "--dimensions is for whitening; name a text with --whiten"),
-        (("--out", "x"), "--out is for the whitened model; name a text with --whiten, or use --output for vectors"),
+        (("--dimensions", 3), "--dimensions only applies to whitening; add --whiten FILE"),
+        (("--out", "x"), "--out only applies to the whitened model; add --whiten FILE, or use --output for vectors"),
     ],
 )
 def test_flags_that_do_not_go_together(words: tuple[object, ...], complaint: str, run: Cloze, way: Way) -> None:

@@ -34,7 +34,7 @@ def test_preparing_again_is_no_work(run: Cloze, way: Way) -> None:
 def test_finished_training_shows_its_results(run: Cloze, way: Way) -> None:
     words = ("pretrain", way.data, "--preset", "tiny", "--steps", 20, "--batch", 4, "--length", 32)
     result = run(*words, "--out", way.pretrained, "--json")
-    assert result.err == f"{way.pretrained}: finished already; use fresh=True (--fresh) to start over\n"
+    assert result.err == f"{way.pretrained}: already finished; use fresh=True (--fresh) to start over\n"
     assert json.loads(result.out)["steps"] == 20
     assert json.loads(result.out)["held_out_mlm_loss"] > 0
 

@@ -123,7 +123,7 @@ def choose_nothing(batch: PretrainingBatch) -> PretrainingBatch:
 
 def write_special(batch: PretrainingBatch) -> PretrainingBatch:
     ids = batch.ids.copy().reshape(-1)
-    ids[batch.positions[batch.fates == 1]] = FIRST_WORD - 1  # an unused entry of the vocabulary
+    ids[batch.positions[batch.fates == 1]] = FIRST_WORD - 1  # the id of an unused vocabulary entry
     return replace(batch, ids=ids.reshape(batch.ids.shape))
 
 
@@ -162,7 +162,7 @@ def write_unlike(batch: PretrainingBatch) -> PretrainingBatch:
 
 
 def deny_similar(batch: PretrainingBatch) -> PretrainingBatch:
-    """Mark a word as having no similar one, although it has."""
+    """Mark a word as having no similar word, although it has one."""
     (place,) = np.flatnonzero(batch.fates == 0)[:1]
     fates = batch.fates.copy()
     fates[place] = 3
@@ -241,7 +241,7 @@ def test_what_is_rarer_than_chance_is_no_rarer_than_that() -> None:
                 break
         # The bound is narrow enough to detect errors.
         assert poisson.sf(count - 1, expected) > 1e-9
-    assert is_plausible(1, 0.001, 1e-5)  # once in a thousand times
+    assert is_plausible(1, 0.001, 1e-5)  # this value occurs once in a thousand cases
     assert is_plausible(0, 0.0, 1e-5)
     assert not is_plausible(1, 0.0, 1e-5)
 
@@ -264,6 +264,6 @@ def test_long_words_that_cannot_fill_the_budget_are_no_fault() -> None:
 
 
 def test_number_of_tokens_that_makes_no_sense_is_refused(corpus: Corpus) -> None:
-    with pytest.raises(ConfigError, match="tokens is 0; at least 1 was expected"):
+    with pytest.raises(ConfigError, match="tokens is 0; expected at least 1"):
         audit(make_batches(corpus), 0)
     assert named(audit(make_batches(corpus), 1))["tokens built per second"].measured < inf

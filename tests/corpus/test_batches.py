@@ -68,7 +68,7 @@ def test_batch_is_a_function_of_seed_and_step(static: int) -> None:
     assert batches.epoch_at(epoch) == 1
     steps = [0, epoch - 1, epoch, 2 * epoch + 1, 3]
     in_order = {step: batches.at(step) for step in sorted(steps)}
-    for step in steps:  # back and forth over epochs
+    for step in steps:  # steps in any order, across epochs
         assert same(batches.at(step), in_order[step])
         assert same(make_batches(static=static).at(step), in_order[step])
     assert not same(make_batches(static=static, seed=1).at(3), in_order[3])
@@ -100,7 +100,7 @@ def test_full_sentences_are_one_segment_without_labels() -> None:
     assert batch.labels.shape == (0,)
     separators = (originals(batch) == TOKENIZER.sep_id).sum(1)
     assert separators.min() == 1
-    assert separators.max() > 1  # at the end of a document
+    assert separators.max() > 1  # [SEP] also occurs at the end of a document
     assert (originals(batch)[np.arange(64), batch.lengths - 1] == TOKENIZER.sep_id).all()
 
 
@@ -141,7 +141,7 @@ def test_parts_together_are_the_whole(objective: Objective, masking: Masking) ->
 def test_parts_that_cannot_be_are_refused() -> None:
     for part, parts in ((2, 2), (-1, 2), (0, 9), (0, 0)):
         with pytest.raises(
-            ConfigError, match=f"part {part} of {parts} of a batch of 8; expected parts of at least a sequence"
+            ConfigError, match=f"part {part} of {parts} of a batch of 8; expected parts of at least one sequence"
         ):
             make_batches().at(0, part, parts)
 
@@ -240,9 +240,7 @@ def test_too_little_text_is_reported_with_advice(objective: Objective) -> None:
 
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match="batch_size is 0; at least 1 was expected"):
+    with pytest.raises(ConfigError, match="batch_size is 0; expected at least 1"):
         make_batches(batch=0)
-    with pytest.raises(
-        ConfigError, match="static is -1; a number of variants was expected, or 0 for new ones each epoch"
-    ):
+    with pytest.raises(ConfigError, match="static is -1; expected a number of variants, or 0 for new ones each epoch"):
         make_batches(static=-1)

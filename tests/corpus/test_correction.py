@@ -33,7 +33,7 @@ def test_one_character_of_a_word_is_replaced_by_a_confusable_one(tmp_path: Path)
         "".join(mistaken(["朋友"], tables, np.asarray([0.3, draw]))[0])
         for draw in np.linspace(0, 1, 50, endpoint=False)
     }
-    assert found == {"朋有", "朋又", "朋右"}  # its first character is in no list
+    assert found == {"朋有", "朋又", "朋右"}  # no list contains its first character
 
 
 def test_any_character_may_be_replaced(tmp_path: Path) -> None:

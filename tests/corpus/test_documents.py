@@ -113,7 +113,7 @@ def test_cut_or_foreign_archive_is_refused(tmp_path: Path, ending: str) -> None:
     whole = COMPRESSORS[ending](text)
     path = tmp_path / f"text{ending}"
     damages = [whole[: len(whole) // 2], b"plain text"]
-    if ending != ".zst":  # its checksum is optional
+    if ending != ".zst":  # in .zst files, checksums are optional
         damages.append(whole[:100] + bytes(60) + whole[160:])
     for damaged in damages:
         path.write_bytes(damaged)

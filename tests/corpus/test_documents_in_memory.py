@@ -67,9 +67,9 @@ def test_vocabulary_and_corpus_equal_those_of_a_file(form: str, of_file: Path, t
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (iter(["a", None]), "document 2: None is not text; expected text or a list of paragraphs"),
-        (iter(["a", float("nan")]), "document 2: nan is not text"),
-        (iter([["a", 3]]), "document 1: 3 is not text"),
+        (iter(["a", None]), "document 2: None is not a string; expected a string or a list of strings"),
+        (iter(["a", float("nan")]), "document 2: nan is not a string"),
+        (iter([["a", 3]]), "document 1: 3 is not a string"),
         (iter(["\ud800"]), r"document 1: has half a surrogate pair (\ud800); use whole characters"),
         (pd.DataFrame({"txt": ["a"]}), "the documents have no column 'text'; did you mean 'txt'?"),
         ({"body": ["a"]}, "the documents have no column 'text'; choose one of: body"),

@@ -68,7 +68,7 @@ def test_entities_share_a_budget_too_small_for_all() -> None:
     places = set()
     for seed in range(50):
         chosen = masking(sequences, np.random.default_rng(seed).random((1, STREAMS, 62))).positions
-        assert len(chosen) == 9  # of round(62 * 0.15)
+        assert len(chosen) == 9  # the budget is round(62 * 0.15)
         assert (chosen.reshape(3, 3) - chosen.reshape(3, 3)[:, :1] == [0, 1, 2]).all()
         assert (chosen.reshape(3, 3)[:, 0] % 3 == 1).all()
         places.update(chosen.tolist())
@@ -96,5 +96,5 @@ def test_entities_that_nobody_can_read_are_told(reader: Tokenizer, tmp_path: Pat
     with pytest.raises(DataError, match=r"entities\.txt: the vocabulary can encode none of its 2 entities; use other"):
         read_entity_table(path, reader)
     path.write_text("\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"entities\.txt: no word in it"):
+    with pytest.raises(DataError, match=r"entities\.txt: contains no words"):
         read_entity_table(path, reader)

@@ -41,7 +41,7 @@ def test_chunks_are_whole_sentences_of_one_document(corpus: Corpus) -> None:
     documents = [np.searchsorted(begins, plan.chunks[:, 0], side="right")]
     documents.append(np.searchsorted(begins, plan.chunks[:, 1] - 1, side="right"))
     assert (documents[0] == documents[1]).all()
-    # Two chunks of a sequence come from two documents.
+    # If a sequence has two chunks, they come from two documents.
     inner = np.setdiff1d(np.arange(1, len(plan.chunks)), plan.rows)
     assert len(inner) > 100
     assert (documents[0][inner] != documents[0][inner - 1]).all()
@@ -53,7 +53,7 @@ def test_sequences_are_as_full_as_whole_sentences_make_them(corpus: Corpus) -> N
     sentence = np.searchsorted(corpus.sentences, following)
     needed = corpus.sentences[sentence + 1] - corpus.sentences[sentence]
     last = plan.chunks[plan.rows[1:-1] - 1]
-    goes_on = last[:, 1] == following  # the same document, or the next one after another [SEP]
+    goes_on = last[:, 1] == following  # the same document continues, or the next one starts after another [SEP]
     assert (plan.lengths[:-1] + needed + ~goes_on > 64).all()
     assert plan.lengths.max() == 64
 

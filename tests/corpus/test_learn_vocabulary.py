@@ -70,7 +70,7 @@ def test_file_without_words_is_refused(text: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.txt does not exist"):
         train_vocabulary([text], tmp_path / "out", words=tmp_path / "none.txt", settings=SETTINGS)
     (tmp_path / "empty.txt").write_text("\n \n\t\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"empty\.txt: no word in it; expected a word per line"):
+    with pytest.raises(DataError, match=r"empty\.txt: contains no words; expected a word per line"):
         train_vocabulary([text], tmp_path / "out", words=tmp_path / "empty.txt", settings=SETTINGS)
     assert not (tmp_path / "out").exists()
 
@@ -156,7 +156,7 @@ def test_only_a_vocabulary_is_replaced(text: Path, tmp_path: Path) -> None:
     # A folder with a model must not be overwritten by a vocabulary.
     (folder / "model.safetensors").write_bytes(b"weights")
     for place in (folder, text):
-        with pytest.raises(DataError, match="exists and is not a vocabulary's folder; choose another --out"):
+        with pytest.raises(DataError, match="exists and is not a vocabulary folder; choose another --out"):
             train_vocabulary([text], place, settings=SETTINGS)
     assert (folder / "model.safetensors").read_bytes() == b"weights"
 
@@ -167,9 +167,9 @@ def test_size_without_room_is_refused() -> None:
 
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match="workers is 0; at least 1 was expected"):
+    with pytest.raises(ConfigError, match="workers is 0; expected at least 1"):
         VocabularySettings(workers=0)
-    with pytest.raises(ConfigError, match="unused is -1; a number of entries was expected, 0 or more"):
+    with pytest.raises(ConfigError, match="unused is -1; expected a number of entries, 0 or more"):
         VocabularySettings(unused=-1)
 
 
@@ -280,7 +280,7 @@ def test_share_of_the_words_that_lose_marks_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "scripts"),
     [
-        ("がく", ["HIRAGANA"]),  # composed, as usual: lower-casing removes the voicing mark
+        ("がく", ["HIRAGANA"]),  # composed characters, as usual; lowercasing removes the voicing mark
         ("हिन्दु", ["DEVANAGARI", "DEVANAGARI"]),  # the first vowel sign is a spacing mark, which is kept
         ("ที่", ["THAI", "THAI"]),
         ("Élève", []),

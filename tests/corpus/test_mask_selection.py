@@ -108,12 +108,13 @@ def test_runs_are_words_in_a_row(masking: str) -> None:
 
 
 def test_span_ends_before_forbidden_positions() -> None:
-    starts, free = make_words(1, 12, 0.0)  # free: 1 to 5, 7 to 10
+    starts, free = make_words(1, 12, 0.0)  # free positions: 1 to 5 and 7 to 10
     counts = np.full((1, 12), 9)
     order = np.full((1, 12), 0.9)
     order[0, 9], order[0, 7], order[0, 3] = 0.1, 0.2, 0.3
     choice = select_words(starts, free, np.array([6]), order, counts)
-    # 9 and 10, up to a special token; 7 and 8, up to the first span; 3 and 4, up to the budget.
+    # The spans are 9 and 10, which ends at a special token; 7 and 8, which ends at the first span; 3 and 4, which fills
+    # the budget.
     assert np.flatnonzero(choice.selected[0]).tolist() == [3, 4, 7, 8, 9, 10]
     assert choice.units[0][choice.selected[0]].tolist() == [3, 3, 7, 7, 9, 9]
     assert choice.wanted[0][choice.selected[0]].tolist() == [9] * 6
@@ -131,7 +132,7 @@ def test_word_that_does_not_fit_is_passed_over() -> None:
 
 def test_starts_of_runs_are_uniform() -> None:
     starts, free = make_words(20_000, 66, 0.0)
-    choice, _ = choose_runs(starts, free, 0.015, MaskSettings("span"))  # a budget of one: only the start
+    choice, _ = choose_runs(starts, free, 0.015, MaskSettings("span"))  # a budget of one selects only the start
     columns = np.nonzero(choice.selected)[1]
     generator = np.random.default_rng(3)
     expected = np.flatnonzero(free[0])[generator.integers(free[0].sum(), size=len(columns))]
@@ -147,7 +148,7 @@ def test_counts_are_drawn_by_their_shares() -> None:
     assert len(counts) == 11
     for count, share in zip(counts[1:].tolist(), settings.run_shares, strict=True):
         assert abs(count - 200_000 * share) < 4 * sqrt(200_000 * share)
-    # Each length is 0.8 times as likely as the one before, and the mean is that of the paper.
+    # Each length is 0.8 times as likely as the previous one, and the mean equals that of the paper.
     assert settings.run_shares[4] == pytest.approx(0.8 * settings.run_shares[3])
     assert (np.arange(1, 11) * settings.run_shares).sum() == pytest.approx(3.8, abs=0.01)
     assert draw_counts(np.array([0.0, 0.39, 0.41, 0.95, 1.0]), (0.4, 0.3, 0.2, 0.1)).tolist() == [1, 1, 2, 4, 4]

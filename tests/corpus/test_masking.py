@@ -21,7 +21,7 @@ from cloze.text import Tokenizer
 from tests.corpus.made_corpora import ENDINGS, FIRST_ENDING, FIRST_WORD, WORDS, made_tokenizer
 
 TOKENIZER = made_tokenizer()
-# Every second word has similar ones: the three words after it.
+# Every second word has three similar words: those that follow it in the vocabulary.
 SIMILAR: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {
     (FIRST_WORD + n,): tuple((FIRST_WORD + n + k,) for k in (1, 2, 3)) for n in range(0, WORDS - 3, 2)
 }
@@ -72,7 +72,7 @@ def test_tokens_meet_their_fates_one_by_one(masking: str) -> None:
         assert within(int((masked.fates == fate).sum()), total, share)
     assert ((seen == TOKENIZER.mask_id) == (masked.fates == HIDDEN)).all()
     assert (seen == masked.targets)[masked.fates == KEPT].all()
-    # Neighbouring tokens are decided independently, also within a word.
+    # Neighbouring tokens are decided independently, even within a word.
     beside = np.diff(masked.positions) == 1
     alike = (masked.fates[1:] == masked.fates[:-1])[beside]
     assert within(int(alike.sum()), len(alike), 0.8**2 + 0.1**2 + 0.1**2)
@@ -119,7 +119,7 @@ def test_span_has_one_fate() -> None:
 
 def test_what_stands_around_a_span_is_not_chosen() -> None:
     sequences = make_sequences(2000)
-    masked = run("span", sequences, rate=0.4)  # a high rate, so that many spans are adjacent
+    masked = run("span", sequences, rate=0.4)  # with a high rate, many spans are adjacent
     assert masked.boundaries is not None
     before, behind, place = masked.boundaries.T
     assert not np.isin(before, masked.positions).any()
@@ -218,24 +218,24 @@ def test_sequence_without_anything_to_choose_is_left_alone(masking: str) -> None
 
 def test_tables_that_are_needed_are_asked_for() -> None:
     with pytest.raises(
-        ConfigError, match="masking is entity, but there are no entities; name a file of them with --ent"
+        ConfigError, match="masking is entity, but there are no entities; give a file of them with --ent"
     ):
         Masker(TOKENIZER, MaskSettings("entity"), WordTables())
     with pytest.raises(
-        ConfigError, match="masking is correction, but no similar words are known; name a file with --sim"
+        ConfigError, match="masking is correction, but no similar words are known; give a file with --sim"
     ):
         Masker(TOKENIZER, MaskSettings("correction"), WordTables())
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, float("nan")])
 def test_rate_out_of_bounds_is_refused(rate: float) -> None:
-    with pytest.raises(ConfigError, match=f"mask rate is {rate}; a share between 0 and 1 was expected"):
+    with pytest.raises(ConfigError, match=f"mask rate is {rate}; expected a fraction between 0 and 1"):
         MaskSettings(rate=rate)
 
 
 @pytest.mark.parametrize("mix", [(0.8, 0.1, 0.2), (1.1, -0.1, 0.0), (0.9, 0.1), (float("nan"), 0.5, 0.5)])
 def test_mix_that_is_none_is_refused(mix: tuple[float, float, float]) -> None:
-    with pytest.raises(ConfigError, match=r"mask mix is \(.*\); three shares that add up to 1 were expected"):
+    with pytest.raises(ConfigError, match=r"mask mix is \(.*\); expected three fractions that add up to 1"):
         MaskSettings(mix=mix)
 
 
@@ -243,12 +243,14 @@ def test_other_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"masking is 'words'; did you mean 'word'\?"):
         MaskSettings("words")  # type: ignore[arg-type]
     for ngrams in ((), (0.5, 0.4), (1.5, -0.5)):
-        with pytest.raises(ConfigError, match=r"ngrams is \(.*\); shares that add up to 1 were expected, as 0.4 0.3"):
+        with pytest.raises(
+            ConfigError, match=r"ngrams is \(.*\); expected fractions that add up to 1, such as 0.4 0.3"
+        ):
             MaskSettings(ngrams=ngrams)
     for chance in (0.0, 1.0):
         with pytest.raises(
-            ConfigError, match=f"geometric is {chance}; a probability between 0 and 1 was expected, as 0.2"
+            ConfigError, match=f"geometric is {chance}; expected a probability between 0 and 1, such as 0.2"
         ):
             MaskSettings(geometric=chance)
-    with pytest.raises(ConfigError, match="longest is 0; at least 1 word was expected"):
+    with pytest.raises(ConfigError, match="longest is 0; expected at least 1 word"):
         MaskSettings(longest=0)

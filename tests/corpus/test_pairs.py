@@ -81,7 +81,7 @@ def test_real_second_segment_follows_at_once(whole_plan: Ids) -> None:
 def test_random_second_segment_is_from_elsewhere(corpus: Corpus, plan: Ids) -> None:
     chosen = plan[plan[:, IS_RANDOM] == 1]
     assert (document_of(corpus, chosen[:, A_START]) != document_of(corpus, chosen[:, B_START])).all()
-    # With two documents, the other one is the only choice.
+    # With two documents, the random segment can only come from the other one.
     two = make_corpus([50, 50], (1, 40))
     both = plan_pairs(two, ExampleSettings(max_length=LENGTH), np.random.default_rng(0))
     both = both[both[:, IS_RANDOM] == 1]
@@ -117,7 +117,7 @@ def test_one_in_ten_examples_is_short() -> None:
     ends = corpus.sentences[corpus.documents]
     whole = plan[(plan[:, IS_RANDOM] == 0) & ~np.isin(plan[:, B_STOP], ends)]
     short = whole[:, B_STOP] - whole[:, A_START] < 29
-    # From 2 to 29 tokens; 29 is not short.
+    # Target lengths range from 2 to 29 tokens; 29 is not short.
     assert len(short) > 2000
     assert within_binomial_bounds(int(short.sum()), len(short), 0.1 * 27 / 28)
 
@@ -193,7 +193,7 @@ def test_length_without_room_for_a_pair_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["short_share", "random_share"])
 def test_share_of_examples_out_of_bounds_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} is 1\.5; a share from 0 to 1 was expected"):
+    with pytest.raises(ConfigError, match=rf"{name} is 1\.5; expected a fraction from 0 to 1"):
         ExampleSettings(**{name: 1.5})  # type: ignore[arg-type]
 
 
@@ -221,7 +221,7 @@ def test_walking_alone_is_walking_in_waves(corpus: Corpus, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("many", [1, 10**9])
 def test_walk_without_chance_is_known(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Sentences of ten tokens, two per example of exactly 20: A and B are one each, and none is random.
+    # Each example has exactly two sentences of ten tokens: A and B have one sentence each, and none is random.
     monkeypatch.setattr(module, "_MANY", many)
     settings = ExampleSettings(max_length=23, short_share=0, random_share=0)
     plan = plan_next_sentences(make_corpus([5, 4], (10, 10)), settings, np.random.default_rng(0))

@@ -7,7 +7,7 @@ from tests.corpus.made_corpora import FIRST_ENDING, FIRST_WORD, made_tokenizer
 
 TOKENIZER = made_tokenizer()
 PAD, CLS, SEP = TOKENIZER.pad_id, TOKENIZER.cls_id, TOKENIZER.sep_id
-# Eight words; the second, the fifth and the last have two pieces or more.
+# Eight words; the second, fifth and last have two or more pieces.
 A, END = FIRST_WORD, FIRST_ENDING
 TOKENS = [A, A + 1, END, A + 2, A + 3, A + 4, END + 1, END + 2, A + 5, A + 6, A + 7, END + 3]
 STARTS = [token < END for token in TOKENS]

@@ -30,7 +30,7 @@ def make_text(sentences: int, seed: int = 0) -> Corpus:
     generator = np.random.default_rng(seed)
     documents, starts = [], []
     for topic in generator.integers(TOPICS, size=sentences).tolist():
-        # Words occur among others of their topic, mostly beside the one with the next number.
+        # Words occur among words of their topic, mostly next to the word with the next number.
         place = generator.integers(WORDS, size=12)
         words = [word_of(topic, int(number)) for number in place]
         documents.append([[piece for word in words for piece in word]])
@@ -60,7 +60,7 @@ def test_table_is_the_same_again(corpus: Corpus, monkeypatch: pytest.MonkeyPatch
     assert first == again
     assert list(first) == list(again)
     tokens = [module._sample(corpus, np.random.default_rng(seed))[0] for seed in (0, 0, 1)]
-    assert len(tokens[0]) == 20_000  # only a part of the text
+    assert len(tokens[0]) == 20_000  # only part of the text is used
     assert (tokens[0] == tokens[1]).all()
     assert (tokens[0] != tokens[2]).any()
 
@@ -81,7 +81,7 @@ def test_neither_rare_nor_special_words_are_learned() -> None:
 def test_too_little_text_to_learn_from_is_told() -> None:
     for corpus in (Corpus.from_documents([]), make_text(1)):
         with pytest.raises(
-            DataError, match=r"has 0 words that occur 20 times, .* use more text, or name a file with --sim"
+            DataError, match=r"has 0 words that occur 20 times, .* use more text, or give a file with --sim"
         ):
             learn_similar_table(corpus, TOKENIZER, seed=0)
 

@@ -1,4 +1,4 @@
-"""The bundled data are as SOURCE.md says."""
+"""The bundled data match their description in SOURCE.md."""
 
 import lzma
 import re
@@ -120,7 +120,7 @@ def test_order_rows_differ_only_in_order(orders: dict[str, list[Row]]) -> None:
         words = row.text.split()
         assert 9 <= len(words) <= 20
         assert re.fullmatch(r"[A-Z][^\"()\d]*[.!?]", row.text)
-        # Six plain words in a row in either half, so that intact and reordered sentences look alike.
+        # Both kinds of sentences contain six consecutive plain words, so that intact and shuffled ones look alike.
         assert re.search(r" [a-z]+( [a-z]+){5} ", row.text)
 
 

@@ -1,4 +1,4 @@
-"""The demo from end to end with settings of seconds: its stages, its page, and a second run."""
+"""The demo from end to end, with settings that take seconds: its stages, its page, and a second run."""
 
 import json
 import re
@@ -82,7 +82,7 @@ def test_finished_stages_are_not_repeated(demo: tuple[Path, DemoResults]) -> Non
     listener = Listener()
     assert run_demo(out, listener, SMALL).accuracies == results.accuracies
     assert (out / "pretraining" / "model" / "model.safetensors").stat().st_mtime_ns == weights
-    assert sum("finished already" in line for line in listener.lines) == 8
+    assert sum("already finished" in line for line in listener.lines) == 8
 
 
 def test_page_needs_nothing_from_outside(demo: tuple[Path, DemoResults]) -> None:

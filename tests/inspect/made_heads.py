@@ -10,7 +10,7 @@ QUICK = HeadSettings(sequences=40, shuffles=200, resamples=200, predictive_seque
 
 
 def made_layout(generator: np.random.Generator, length: int = 24) -> Layout:
-    """Return [CLS] A [SEP] B [SEP] with repeated tokens, and for each token three others that predict it."""
+    """Return a layout of [CLS] A [SEP] B [SEP] with repeated tokens and up to three predictive tokens per token."""
     ordinary = np.ones(length, bool)
     middle = int(generator.integers(length // 3, 2 * length // 3))
     ordinary[[0, middle, length - 1]] = False

@@ -20,8 +20,8 @@ from tests.model.made import model_folder, saved
 CHROMIUM = Path("/usr/bin/chromium")
 ROW, TOP = 26, 40  # height of a row of the two columns, and of the header above them
 TEXT, PAIR = "the cat sat on [MASK] mat.", "a dog ran on the mat."
-# Payloads that try to run a script from a text: by tags, attributes, addresses, script ends, and characters that change
-# how the rest is parsed.
+# Payloads that try to run a script from a text through tags, attributes, addresses, script ends, and characters that
+# change how the remaining page is parsed.
 PAYLOADS = [
     "<script>alert(1)</script>",
     "</script><script>alert(1)</script>",
@@ -89,7 +89,7 @@ class Visit:
         self.complaints: list[str] = []
         self.page.on("dialog", self._hear)
         self.page.on("pageerror", lambda error: self.complaints.append(f"error {error}"))
-        # Policy violations appear on the console, too.
+        # Policy violations also appear on the console.
         self.page.on("console", lambda message: self.complaints.append(f"console {message.text}"))
         self.page.on("request", lambda request: self._count(request.url))
 
@@ -153,7 +153,7 @@ def point(page: Page, index: int, side: str = "from") -> None:
 
 
 def table(page: Page) -> list[list[str]]:
-    """Return the rows of the table beside the picture."""
+    """Return the rows of the table next to the figure."""
     rows: list[list[str]] = page.locator("#table tbody tr").evaluate_all(
         "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
     )
@@ -161,7 +161,7 @@ def table(page: Page) -> list[list[str]]:
 
 
 def drawn(page: Page) -> int:
-    """Return the number of drawn pixels of the picture."""
+    """Return the number of drawn pixels in the figure."""
     count: int = page.locator("#canvas").evaluate(
         """canvas => {
           const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
@@ -177,7 +177,7 @@ def drawn(page: Page) -> int:
 
 
 def settled(page: Page) -> None:
-    """Wait until the picture is drawn."""
+    """Wait until the figure is drawn."""
     page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
@@ -260,7 +260,7 @@ def test_heads_open_with_a_click_or_a_key(visit: Visit, path: Path) -> None:
     for row in (0.2, 0.5, 0.8):
         page.locator("#tab-heads").click()
         settled(page)
-        box = page.locator("#stage").bounding_box()  # measured again: each view has its own height
+        box = page.locator("#stage").bounding_box()  # measured again, because each view has its own height
         assert box is not None
         page.mouse.click(box["x"] + box["width"] / 2 - 10, box["y"] + box["height"] * row)
         opened.add((state_of(page)["view"], state_of(page)["layer"], state_of(page)["heads"]))

@@ -1,4 +1,4 @@
-"""A published model: weights equal to ``transformers``, and labels that hold on other text."""
+"""A published model: attention weights equal those of ``transformers``, and labels hold on other text."""
 
 from pathlib import Path
 

@@ -74,7 +74,7 @@ def test_levels_are_as_fine_as_the_budget_allows() -> None:
         sizes[quantised.levels] = sum(map(len, quantised.layers))
     assert list(sizes) == sorted(sizes, reverse=True)
     assert len(sizes) >= 3
-    assert list(sizes)[-1] == LEVELS[-1]  # the coarsest level, whatever the budget
+    assert list(sizes)[-1] == LEVELS[-1]  # the coarsest level is used for any smaller budget
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
 
 
@@ -91,7 +91,7 @@ def test_nearest_tokens_are_those_of_another_library() -> None:
 
 def test_nearest_pieces_are_those_of_another_library() -> None:
     table = np.random.default_rng(1).normal(size=(30, 6)).astype(np.float32)
-    table[4] = 0  # zero, like the row of [PAD]
+    table[4] = 0  # a zero row, like that of [PAD]
     found = nearest_pieces(table, [7, 9, 7], left_out=[0, 1], count=4)
     assert list(found) == [7, 9]
     similar = cosine_similarity(table)
@@ -246,7 +246,7 @@ def invalid_facts(change: str) -> dict[str, Any]:
     [
         ("missing", "5 heads, but the model has 3 layers of 2; give the heads.json that 'cloze heads' wrote"),
         ("none", "0 heads, but the model has 3 layers of 2"),
-        ("form", r"a head has another format than 'cloze heads' writes \('scores'\); write the file again"),
+        ("form", r"a head does not have the format that 'cloze heads' writes \('scores'\); write the file again"),
         ("label", "unknown label '<b>'; the labels are next, previous"),
         ("number", "a figure of layer 1, head 1 is not a number; write the file again"),
     ],
@@ -259,7 +259,7 @@ def test_bad_surveys_are_refused(change: str, message: str, tmp_path: Path) -> N
 
 def test_tokens_and_weights_must_fit() -> None:
     attention = steered("next")
-    with pytest.raises(ClozeError, match="7 tokens, weights of 8; one row per token was expected"):
+    with pytest.raises(ClozeError, match="7 tokens, but weights for 8; expected one row per token"):
         view_from_weights(replace(attention, tokens=attention.tokens[1:]))
 
 

@@ -59,10 +59,10 @@ def test_another_model_is_selected_by_name(served: Running) -> None:
     ("name", "layer", "message"),
     [
         ("nothing", "0", "this text is no longer cached; submit it again"),
-        ("", "3", "no layer '3'; 0 to 2 were expected"),
-        ("", "-1", "no layer '-1'; 0 to 2 were expected"),
-        ("", "٣", "no layer '٣'; 0 to 2 were expected"),
-        ("", "99999999999999999999999999", "no layer '99999999999999999999'; 0 to 2 were expected"),
+        ("", "3", "no layer '3'; expected 0 to 2"),
+        ("", "-1", "no layer '-1'; expected 0 to 2"),
+        ("", "٣", "no layer '٣'; expected 0 to 2"),
+        ("", "99999999999999999999999999", "no layer '99999999999999999999'; expected 0 to 2"),
     ],
 )
 def test_weights_that_are_not_there(name: str, layer: str, message: str, served: Running) -> None:
@@ -78,7 +78,9 @@ def test_limits_are_those_of_the_service(served: Running, monkeypatch: pytest.Mo
     monkeypatch.setattr("cloze.serve.operations.MOST_WEIGHTS", 100)
     refused = served.post("/inspect/view", {"text": "the cat sat"})
     assert refused.status_code == 400
-    assert refused.json()["error"]["message"] == ("5 tokens have 150 weights, of at most 100; give a shorter text")
+    assert refused.json()["error"]["message"] == (
+        "5 tokens have 150 attention weights, but at most 100 are allowed; give a shorter text"
+    )
 
 
 def test_model_that_gives_no_numbers(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +92,7 @@ def test_model_that_gives_no_numbers(served: Running, monkeypatch: pytest.Monkey
 def test_oldest_texts_are_forgotten() -> None:
     views = AttentionCache(most=100 + 2 * ENTRY_BYTES)
     names = [views.add(AttentionRecord({}, np.zeros((1, 1, 6, 6), np.uint8))) for _ in range(2)]
-    views.find(names[0], "0")  # so that it is the most recently used one
+    views.find(names[0], "0")  # makes this view the most recently used one
     third = views.add(AttentionRecord({}, np.zeros((1, 1, 6, 6), np.uint8)))
     assert [name in views._steps for name in (*names, third)] == [True, False, True]
     large = views.add(AttentionRecord({}, np.zeros((1, 1, 20, 20), np.uint8)))
@@ -99,7 +101,7 @@ def test_oldest_texts_are_forgotten() -> None:
 
 
 def test_cached_memory_equals_accounted_memory() -> None:
-    """The accounted memory covers what is cached: whole buffers of array views, but no facts, which are sent once."""
+    """The accounted memory covers everything cached: whole buffers of array views, but not data that is sent once."""
     views = AttentionCache(most=1_000_000)
     tracemalloc.start()
     try:

@@ -28,10 +28,10 @@ def named(name: Pattern, origin: int) -> list[str]:
     ("name", "origin", "expected"),
     [
         ("next", 1, ["went@2"]),
-        ("next", 6, []),  # the sentence ends
+        ("next", 6, []),  # the last token of the sentence
         ("next", 0, []),  # [CLS] is not a word
         ("previous", 2, ["i@1"]),
-        ("previous", 8, []),  # the sentence starts
+        ("previous", 8, []),  # the first token of the sentence
         ("same", 5, ["store@10"]),
         ("same", 2, []),
         ("other", 10, ["store@5"]),

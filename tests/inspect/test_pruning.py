@@ -45,7 +45,7 @@ def loss_of(model: Model, targets: list[int]) -> float:
 
 def test_cost_of_each_head() -> None:
     model = made_model()
-    prune_heads(model.bert, [(0, 1), (1, 1)])  # these heads have no effect any more
+    prune_heads(model.bert, [(0, 1), (1, 1)])  # these heads no longer have an effect
     costs = removal_costs(model, lambda: -loss_of(model, [0, 1, 0, 1]))
     assert costs.shape == (SMALL.layers, SMALL.heads)
     assert costs[0, 1] == costs[1, 1] == pytest.approx(0.0, abs=1e-6)
@@ -146,7 +146,7 @@ def test_share_that_can_be_removed_within_noise() -> None:
     level, worse = Difference(-0.01, -0.03, 0.01), Difference(-0.2, -0.3, -0.1)
     none = Difference(0.0, 0.0, 0.0)
     curve = PruningCurve((0, 0.25, 0.5, 0.75), (0.9, 0.89, 0.7, 0.89), (none, level, worse, level))
-    assert curve.share_within_noise == 0.25  # later shares do not count after a significant loss
+    assert curve.share_within_noise == 0.25  # shares after the first significant loss are ignored
     assert PruningCurve((0, 0.5), (0.9, 0.89), (none, level)).share_within_noise == 0.5
     assert PruningCurve((0, 0.5), (0.9, 0.8)).share_within_noise is None
     assert PruningCurve((0, 0.5), (0.9, 0.8), (None, None)).share_within_noise is None
@@ -162,7 +162,7 @@ def test_gain_of_removing_each_head() -> None:
     with model.without_heads([(1, 0)]):
         removed = evaluated(model, rows)
     assert gains[1, 0] == removed.gain_over(evaluated(model, rows))
-    with pytest.raises(RequestError, match="the evaluation has no scores of rows; evaluate the model on labelled rows"):
+    with pytest.raises(RequestError, match="the evaluation has no scores per row; evaluate the model on labelled rows"):
         removal_gains(model, lambda: replace(evaluated(model, rows), rows=None))
 
 

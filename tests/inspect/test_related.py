@@ -46,7 +46,7 @@ def test_words_of_a_list_are_related_with_all_their_pieces(tokenizer: Tokenizer,
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("store shop\nalone\n", "related.txt:2: 'alone' is one word"), ("\n \n", "no word in it"), ("", "is empty")],
+    [("store shop\nalone\n", "related.txt:2: 'alone' is one word"), ("\n \n", "contains no words"), ("", "is empty")],
 )
 def test_lists_that_name_nothing(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "related.txt"

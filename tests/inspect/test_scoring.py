@@ -45,8 +45,8 @@ def test_false_positive_rate_is_as_stated() -> None:
         scores = tallied(settings, sequences=6, seed=seed, exact=False, heads=12)
         passed += bool((scores.score > scores.null_high).any())
         labelled += any(assign_labels(scores, settings))
-    assert 2 <= passed <= 20  # 10 expected; values outside occur once in a thousand
-    assert labelled <= passed  # the interval must be above the null, too
+    assert 2 <= passed <= 20  # 10 are expected; values outside this range occur once in a thousand cases
+    assert labelled <= passed  # for a label, the interval must be above the null as well
 
 
 def test_shuffled_targets_are_as_many_and_of_ordinary_tokens() -> None:

@@ -20,7 +20,7 @@ from tests.inspect.made_heads import QUICK, made_documents
 from tests.model.made import SMALL, vocabulary
 
 SIX = set(PATTERNS) - {"self"}
-# As wide as there are positions, so that each position can be a direction of its own.
+# The width equals the number of positions, so that each position can have its own direction.
 WIDE = BertConfig(vocab_size=100, hidden_size=96, layers=2, heads=2, feedforward_size=32, positions=48)
 
 
@@ -113,7 +113,7 @@ def test_pairs_are_neighbours_and_no_sentence_is_in_two() -> None:
 
 
 def test_too_little_text() -> None:
-    with pytest.raises(DataError, match=r"4 sequences of 6 tokens .* at least 8 were expected, .* give more text"):
+    with pytest.raises(DataError, match=r"4 sequences of 6 tokens .* expected at least 8, .* give more text"):
         survey_heads(made_model(Bert.fresh(SMALL)), [*made_documents(documents=1), ["the cat."]], QUICK)
 
 

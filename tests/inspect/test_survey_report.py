@@ -116,7 +116,7 @@ def test_command_prints_json(files: Path, tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("rows.jsonl",), "rows.jsonl: is a table; plain text was expected, with a blank line between documents"),
+        (("rows.jsonl",), "rows.jsonl: is a table; expected plain text, with a blank line between documents"),
         (("a.txt", "--out", __file__), f"--out {__file__}: {__file__} is a file; choose another folder"),
     ],
 )
@@ -131,13 +131,13 @@ def test_command_refuses_before_the_work(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sequences": 7}, "sequences is 7; at least 8 was expected"),
-        ({"max_length": 7}, "max_length is 7; at least 8"),
-        ({"resamples": 99}, "resamples is 99; at least 100"),
-        ({"examples": -1}, "examples is -1; at least 0"),
-        ({"effect": 0.0}, "effect is 0.0; a share between 0 and 1"),
-        ({"broad": 1.0}, "broad is 1.0; a share between 0 and 1"),
-        ({"shuffles": 100}, "shuffles is 100, too few for a false_rate of 0.01; at least 200 were expected"),
+        ({"sequences": 7}, "sequences is 7; expected at least 8"),
+        ({"max_length": 7}, "max_length is 7; expected at least 8"),
+        ({"resamples": 99}, "resamples is 99; expected at least 100"),
+        ({"examples": -1}, "examples is -1; expected at least 0"),
+        ({"effect": 0.0}, "effect is 0.0; expected a fraction between 0 and 1"),
+        ({"broad": 1.0}, "broad is 1.0; expected a fraction between 0 and 1"),
+        ({"shuffles": 100}, "shuffles is 100, too few for a false_rate of 0.01; expected at least 200"),
     ],
 )
 def test_settings_that_make_no_sense(changes: dict[str, Any], message: str) -> None:

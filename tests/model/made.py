@@ -43,7 +43,7 @@ def attached_bert(config: BertConfig, way: str) -> Bert:
     if way in ATTACHED:
         attach(model, ATTACHED[way], seed=1)
         generator = torch.Generator().manual_seed(5)
-        for parameter in model.requires_grad_().parameters():  # parts that start at zero would hide errors
+        for parameter in model.requires_grad_().parameters():  # parameters that start at zero would hide errors
             parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return model
 
@@ -70,7 +70,7 @@ def saved(contents: ModelFolder, folder: Path) -> Path:
 
 
 def assert_close(ours: Any, theirs: Any) -> None:
-    """Compare with a tolerance of 1e-5: another summation order differs by less, an error by more."""
+    """Compare with a tolerance of 1e-5: a different summation order changes results by less, an error by more."""
     torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs), atol=1e-5, rtol=0.0, check_dtype=False)
 
 

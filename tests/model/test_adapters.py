@@ -146,7 +146,7 @@ def test_at_most_four_per_cent_are_trained(config: BertConfig, attachment: Attac
 def test_every_trained_parameter_gets_a_gradient_and_no_other(attachment: Attachment) -> None:
     bert = random_bert(SMALL, ["sequence"])
     attach(bert, attachment, seed=0)
-    move(bert)  # parts that start at zero block the gradients of earlier ones for one step
+    move(bert)  # parameters that start at zero block the gradients of earlier ones for one step
     bert.heads["sequence"](bert.pooled(bert(IDS, SEGMENTS, MASK).last, MASK)).square().sum().backward()
     for name, parameter in bert.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
@@ -188,5 +188,5 @@ def test_adapters_cannot_be_merged() -> None:
     bert = random_bert(SMALL, ["sequence"])
     assert without_attachment(bert) is bert
     attach(bert, HOULSBY, seed=0)
-    with pytest.raises(ConfigError, match="a model with a houlsby adapter is no plain BERT and cannot be merged"):
+    with pytest.raises(ConfigError, match="a houlsby adapter, unlike lora, cannot be merged"):
         without_attachment(bert)

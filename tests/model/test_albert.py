@@ -195,5 +195,7 @@ def test_all_predictions_work() -> None:
 
 
 def test_two_sentence_heads_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^heads nsp and sop: a model has one of them; they share one place on disk"):
+    with pytest.raises(
+        ConfigError, match=r"^heads nsp and sop: a model has at most one of them; they also share their names on disk"
+    ):
         Bert(SMALL, ["mlm", "nsp", "sop"])

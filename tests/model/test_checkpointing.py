@@ -27,7 +27,7 @@ def loss_of(model: Bert) -> Tensor:
 
 
 def kept_bytes(model: Bert) -> int:
-    """Return the bytes that autograd stores for one forward pass, without parameters; shared storage counts once."""
+    """Return the bytes that autograd stores for one forward pass, without parameters, counting shared storage once."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
 

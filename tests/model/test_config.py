@@ -37,7 +37,7 @@ def test_parameter_counts(name: str, count: int) -> None:
         assert Bert(preset(name), pooler=True).parameter_count() == count
         with_mlm = Bert(preset(name), ["mlm"], pooler=True)
     width = preset(name).hidden_size
-    # The output matrix is tied to the embedding: only a transform, its norm and one bias per piece are added.
+    # The output matrix is tied to the embedding, so only a transform, its norm and one bias per piece are added.
     assert with_mlm.parameter_count() == count + width * width + 3 * width + 30522
 
 
@@ -65,9 +65,9 @@ def test_no_pooler() -> None:
         Bert(BertConfig(10, 4, 1, 1, 4, 8)).pooled(torch.zeros(1, 2, 4), None)
 
 
-WHOLE = "a whole number from 1 to 16777216 was expected"
-SHARE = "a share from 0 up to, not including, 1 was expected"
-SMALL_NUMBER = "a small positive number was expected"
+WHOLE = "expected a whole number from 1 to 16777216"
+SHARE = "expected a fraction of at least 0 and below 1"
+SMALL_NUMBER = "expected a small positive number"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ SMALL_NUMBER = "a small positive number was expected"
         (
             "heads",
             7,
-            "hidden_size 768 does not divide into 7 heads; choose a multiple of the number of heads",
+            "hidden_size 768 is not divisible by 7 heads; choose a multiple of the number of heads",
         ),
         ("dropout", 1.0, f"dropout is 1.0; {SHARE}"),
         ("dropout", "0.1", f"dropout is '0.1'; {SHARE}"),
@@ -92,16 +92,16 @@ SMALL_NUMBER = "a small positive number was expected"
         ("norm_epsilon", 0.0, f"norm_epsilon is 0.0; {SMALL_NUMBER}"),
         ("norm_epsilon", [], f"norm_epsilon is []; {SMALL_NUMBER}"),
         ("initial_deviation", 1, f"initial_deviation is 1; {SMALL_NUMBER}"),
-        ("pad_id", 30522, "pad_id is 30522; an id from 0 to 30521 was expected"),
-        ("pad_id", "0", "pad_id is '0'; an id from 0 to 30521 was expected"),
+        ("pad_id", 30522, "pad_id is 30522; expected an id from 0 to 30521"),
+        ("pad_id", "0", "pad_id is '0'; expected an id from 0 to 30521"),
         ("activation", "gelo", "unknown activation 'gelo'; did you mean 'gelu'?"),
         ("embedding_size", 0, f"embedding_size is 0; {WHOLE}"),
         ("embedding_size", "128", f"embedding_size is '128'; {WHOLE}"),
-        ("shared_layers", 1, "shared_layers is 1; true or false was expected"),
+        ("shared_layers", 1, "shared_layers is 1; expected true or false"),
         (
             "shared_layers",
             True,
-            "shared_layers without embedding_size; give one, which may be the hidden size (768) itself",
+            "shared_layers requires embedding_size; set it, for example to the hidden size (768)",
         ),
     ],
 )
@@ -114,12 +114,12 @@ def test_invalid_input_is_rejected(name: str, value: Any, message: str) -> None:
 def test_no_end_of_shared_layers() -> None:
     shape = {"embedding_size": 128, "shared_layers": True}
     assert preset("base", layers=256, **shape).distinct_layers == 1
-    with pytest.raises(ConfigError, match=r"^layers is 257; at most 256 were expected where they are shared$"):
+    with pytest.raises(ConfigError, match=r"^layers is 257; expected at most 256 shared layers$"):
         preset("base", layers=257, **shape)
 
 
 def test_two_task_heads_are_refused() -> None:
-    with pytest.raises(ConfigError, match="one task head at the most"):
+    with pytest.raises(ConfigError, match="at most one task head"):
         Bert(preset("tiny"), ("mlm", "sequence", "token"))
 
 

@@ -127,6 +127,6 @@ def test_estimate_puts_it_together() -> None:
 def test_impossible_shapes(batch: int, length: int) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"^batch {batch} and length {length}; at least one sequence of 1 to 512 tokens was expected$",
+        match=rf"^batch {batch} and length {length}; expected at least one sequence of 1 to 512 tokens$",
     ):
         estimate(preset("tiny"), [], batch=batch, length=length)

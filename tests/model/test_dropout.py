@@ -37,7 +37,7 @@ def test_every_bit_is_used() -> None:
     torch.manual_seed(0)
     bits = random_bits(torch.Size((40_000, 4)))
     for bit in range(16):
-        shares = ((bits >> bit) & 1).double().mean(0)  # of each of the four positions
+        shares = ((bits >> bit) & 1).double().mean(0)  # dropout rate at each of the four positions
         assert ((shares - 0.5).abs() < 5 * math.sqrt(0.25 / 40_000)).all(), bit
 
 

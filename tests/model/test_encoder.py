@@ -53,7 +53,7 @@ def test_attention_rows_sum_to_one_over_real_tokens(batch: Batch) -> None:
     assert len(output.attentions) == SMALL.layers
     for weights in output.attentions:
         assert_close(weights.sum(-1), torch.ones(3, SMALL.heads, 9))
-        assert not weights.transpose(-1, 1)[~batch[2]].any()  # (B, T, from, heads): columns of padding
+        assert not weights.transpose(-1, 1)[~batch[2]].any()  # (B, T, from, heads): padding gets no attention
         assert (weights.transpose(-1, 1)[batch[2]] > 0).all()
 
 
@@ -74,7 +74,7 @@ def test_every_parameter_gets_a_gradient(batch: Batch) -> None:
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().max() > 1e-8, name
-    # Only the decoder updates the row of [PAD]; looking up padding has no gradient.
+    # Only the decoder updates the row of [PAD]; looking up padding contributes no gradient.
     lookup = random_bert()
     lookup(torch.zeros_like(ids), segments).last.square().sum().backward()
     gradient = lookup.encoder.embeddings.token.weight.grad

@@ -110,5 +110,5 @@ def test_kept_states_are_used_in_training_alone_and_only_for_rows_that_are_kept(
 
 
 def test_features_cannot_be_merged() -> None:
-    with pytest.raises(ConfigError, match="a model with a features adapter is no plain BERT and cannot be merged"):
+    with pytest.raises(ConfigError, match="a features adapter, unlike lora, cannot be merged"):
         without_attachment(make()[0])

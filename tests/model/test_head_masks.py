@@ -51,7 +51,7 @@ def test_gates_zeros_and_both_attentions_agree() -> None:
     with without_heads(bert, HEADS):
         gated = last(bert)
         explicit = bert.encoder(IDS, SEGMENTS, keep_attentions=True).last
-    assert_close(last(bert), whole)  # outside the block, the head is back
+    assert_close(last(bert), whole)  # after the block, the head is active again
     assert (gated - whole).abs().max() > 0.01
     assert_close(explicit, gated)
     prune_heads(bert, HEADS)
@@ -115,7 +115,7 @@ def test_shared_layers_are_gated_separately_and_not_pruned() -> None:
             found.append(last(bert))
     assert all((one - whole).abs().max() > 1e-3 for one in found)
     assert (found[0] - found[1]).abs().max() > 1e-3
-    with pytest.raises(ConfigError, match="the layers of this model are one and the same"):
+    with pytest.raises(ConfigError, match="the layers of this model share their weights"):
         prune_heads(bert, [(0, 0)])
 
 

@@ -15,7 +15,7 @@ CONFIGS = {"bert": QUIET, "shared layers": replace(QUIET, embedding_size=10, sha
 WAYS = ["plain", "checkpointing", *ATTACHED]
 IDS = torch.randint(1, SMALL.vocab_size, (3, 9), generator=torch.Generator().manual_seed(3))
 MASK = torch.arange(9) < torch.tensor([[9], [4], [6]])
-PLACES = torch.tensor([20, 0, 9, 10, 18])  # in any order
+PLACES = torch.tensor([20, 0, 9, 10, 18])  # deliberately unordered
 
 
 def make_model(name: str, way: str) -> Bert:

@@ -66,7 +66,7 @@ def test_padding_is_not_computed() -> None:
 def test_the_batch_does_not_matter() -> None:
     """A sequence has the same states in any batch, except for the last digit.
 
-    Products of one row and of many rows may sum in another order.
+    Matrix products of one row and of many rows may be summed in a different order.
     """
     model = make_model("bert", "plain")
     with torch.inference_mode():

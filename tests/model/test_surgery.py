@@ -136,10 +136,12 @@ def test_random_rows_follow_from_the_seed(extend: Callable[..., Bert], name: str
 def test_existing_rows_are_not_removed() -> None:
     model = random_bert()
     with pytest.raises(
-        ConfigError, match=r"^positions is 31, but the model has 32 already; they can be added, not taken away$"
+        ConfigError, match=r"^positions is 31, but the model already has 32; they can only be added, not removed$"
     ):
         with_positions(model, 31)
-    with pytest.raises(ConfigError, match=r"^segments is 1, but the model has 2 already; they can be added, not taken"):
+    with pytest.raises(
+        ConfigError, match=r"^segments is 1, but the model already has 2; they can only be added, not removed"
+    ):
         with_segments(model, 1)
     assert with_positions(with_segments(model, 2), 32).config == model.config
 

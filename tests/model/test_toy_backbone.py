@@ -70,7 +70,7 @@ class Toy(Backbone):
 
 
 class ToyMean(Toy):
-    """The same with the mean as its summary."""
+    """The same model with the mean of the states as its summary."""
 
     model_types = ("toy-mean",)
     capabilities = Capabilities(bidirectional=False, has_positions=False, summary="mean")
@@ -159,7 +159,7 @@ def test_texts_are_embedded_whatever_their_neighbours(folder: Path) -> None:
 
 
 def test_no_positions_means_no_limit_by_them(folder: Path) -> None:
-    assert load(folder).hidden(" ".join(WORDS * 4)).shape == (34, 16)  # positions is 8
+    assert load(folder).hidden(" ".join(WORDS * 4)).shape == (34, 16)  # the configuration has only 8 positions
 
 
 def test_undeclared_capabilities_are_rejected(folder: Path, model: Backbone) -> None:
@@ -171,20 +171,20 @@ def test_undeclared_capabilities_are_rejected(folder: Path, model: Backbone) -> 
         quantize(folder, TEXTS)
     with pytest.raises(RequestError, match="has no attention weights"):
         load(folder).attend("winter")
-    with pytest.raises(ConfigError, match="predicts hidden words from both sides"):
+    with pytest.raises(ConfigError, match="predicts masked words from both sides"):
         type(model)(CONFIG, ["mlm"])
-    with pytest.raises(ConfigError, match="an adapter of kind lora works on BERT's layers"):
+    with pytest.raises(ConfigError, match="an adapter of kind lora requires BERT's layers"):
         attach(model, Attachment("lora", "sequence", 2, 4), seed=0)
-    with pytest.raises(ConfigError, match="pruning attention heads works on BERT's layers"):
+    with pytest.raises(ConfigError, match="pruning attention heads requires BERT's layers"):
         prune_heads(model, [(0, 0)])
-    with pytest.raises(ConfigError, match="adding positions works on BERT's layers"):
+    with pytest.raises(ConfigError, match="adding positions requires BERT's layers"):
         with_positions(model, 16)
 
 
 def test_a_folder_of_an_unknown_type_is_refused(folder: Path, toy: type[Backbone]) -> None:
     unregister_backbone(toy)
     with pytest.raises(
-        CheckpointError, match=r"model_type is 'toy-.*'; only 'bert', 'albert' and 'ernie' folders can be read"
+        CheckpointError, match=r"model_type is 'toy-.*'; only 'bert', 'albert' and 'ernie' folders are supported"
     ):
         load_folder(folder)
 
@@ -201,7 +201,7 @@ def test_declarations_are_not_inherited() -> None:
     class Relative(Bert):
         """An unregistered subclass, which must not run through kernels for BERT's layers."""
 
-    with pytest.raises(ConfigError, match="Relative: a backbone declares capabilities"):
+    with pytest.raises(ConfigError, match="Relative: a backbone must declare its own capabilities"):
         register_backbone(Relative)
 
 
@@ -210,5 +210,5 @@ def test_a_model_type_is_registered_once() -> None:
         model_types = ("bert",)
         capabilities = Toy.capabilities
 
-    with pytest.raises(ConfigError, match="'bert' is registered as Bert already"):
+    with pytest.raises(ConfigError, match="'bert' is already registered as Bert"):
         register_backbone(Other)

@@ -1,4 +1,4 @@
-"""The model in the package: present, intact, small, and as good as its card says."""
+"""The shipped model is present, intact, small, and as good as its card states."""
 
 from pathlib import Path
 

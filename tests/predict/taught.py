@@ -11,7 +11,7 @@ from cloze.text import SPECIAL, Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
-Example = tuple[list[int], list[int]]  # input ids, and target ids; -100: no target
+Example = tuple[list[int], list[int]]  # input ids and target ids; -100 means no target
 
 
 def make_tokenizer(words: Sequence[str], max_length: int = 32) -> Tokenizer:

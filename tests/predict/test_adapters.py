@@ -20,7 +20,7 @@ ADAPTERS = {"houlsby": HOULSBY, "lora": replace(LORA, size=3), "features": repla
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base with three adapters beside it."""
+    """A base with three adapters in folders next to it."""
     folder = make_base(tmp_path_factory.mktemp("adapters") / "base")
     for name, attachment in ADAPTERS.items():
         make_adapter(folder, folder.parent / name / "model", attachment)

@@ -196,7 +196,7 @@ def test_head_of_another_width_is_refused(folder: Path) -> None:
 
 
 def test_heads_that_cannot_compare_are_refused() -> None:
-    with pytest.raises(ConfigError, match="head nsp: it reads the pooler, but head_pooling is 'separate'; use 'cls'"):
+    with pytest.raises(ConfigError, match="head nsp: it uses the pooler, but head_pooling is 'separate'; use 'cls'"):
         random_bert(SEPARATE, ["nsp"])
-    with pytest.raises(ConfigError, match="head choice: it reads a prompt and an option together"):
+    with pytest.raises(ConfigError, match="head choice: it encodes a prompt and an option together"):
         random_bert(SEPARATE, ["choice"])

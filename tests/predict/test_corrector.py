@@ -23,7 +23,7 @@ ENGLISH = [
 ]
 CHINESE = ["我喜欢吃苹果", "他在学校学习", "今天天气很好", "我们一起去公园"]
 
-# These models are less confident than ones trained on more text.
+# These models are less confident than models trained on more text.
 OFTEN = CorrectionSettings(mistakes=0.2)
 
 
@@ -41,7 +41,7 @@ def chinese() -> Model:
 
 @pytest.fixture(scope="module")
 def correcting() -> Model:
-    """A model trained on misspelled sentences: each character is replaced by another one in turn."""
+    """A model trained on misspelled sentences, in each of which one character is replaced."""
     tokenizer = make_tokenizer([*dict.fromkeys("".join(CHINESE)), "平", "过", "员"])
     draw = numpy.random.default_rng(0)
     examples: list[Example] = []
@@ -225,9 +225,9 @@ def test_results_have_the_common_format() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"threshold": 1.5}, r"^threshold is 1.5; a number from 0 to 1 was expected$"),
-        ({"mistakes": 0.0}, r"^mistakes is 0.0; a share above 0 and below 1 was expected$"),
-        ({"reading": "masked"}, r"^reading is 'masked'; hidden or seen was expected$"),
+        ({"threshold": 1.5}, r"^threshold is 1.5; expected a number from 0 to 1$"),
+        ({"mistakes": 0.0}, r"^mistakes is 0.0; expected a fraction above 0 and below 1$"),
+        ({"reading": "masked"}, r"^reading is 'masked'; expected hidden or seen$"),
     ],
 )
 def test_settings_that_cannot_be(changes: dict[str, object], message: str) -> None:
@@ -236,7 +236,7 @@ def test_settings_that_cannot_be(changes: dict[str, object], message: str) -> No
 
 
 def test_invalid_input_is_rejected(english: Model, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"^one text was given where a list of texts was expected"):
+    with pytest.raises(RequestError, match=r"^expected a list of texts, got a single text"):
         english.correct("the cat")
     with pytest.raises(RequestError, match="no 'mlm' head"):
         Model(model_folder()).correct(["the cat"])

@@ -1,4 +1,4 @@
-"""Docstrings of the public names of prediction: complete, and their examples run."""
+"""The docstrings of public prediction functions are complete, and their examples run."""
 
 import doctest
 import inspect
@@ -33,7 +33,7 @@ TUNED: dict[str, tuple[TaskKind, HeadName, tuple[str, ...]]] = {
 
 METHODS = {name: method for name, method in inspect.getmembers(Model, inspect.isfunction) if not name.startswith("_")}
 PUBLIC: dict[str, Any] = {"load": cloze.load, "evaluate": cloze.evaluate, "show": cloze.show, "Model": Model, **METHODS}
-# Examples with other models than the shipped one print nothing, since the weights here are random.
+# Only examples with the shipped model print their output, since the weights of all other models are random here.
 COMPARED = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -22,7 +22,9 @@ def test_poolings_by_hand(pooling: Pooling, layer: int, pretrained: Model) -> No
     pooler = pretrained.bert.pooler
     assert pooler is not None
     if pooling == "pooler" and layer != -1:
-        with pytest.raises(RequestError, match=r"^pooling 'pooler' reads the last layer, for which the pooler was tr"):
+        with pytest.raises(
+            RequestError, match=r"^pooling 'pooler' only applies to the last layer, for which the pooler was tr"
+        ):
             pretrained.embed(TEXTS, pooling=pooling, layer=layer)
         return
     vectors = pretrained.embed(TEXTS, pooling=pooling, layer=layer)
@@ -77,12 +79,12 @@ def test_neighbours_change_nothing(pooling: Pooling, pretrained: Model) -> None:
 
 
 def test_invalid_input_is_rejected(pretrained: Model) -> None:
-    one = "^one text was given where a list of texts was expected; put it into a list$"
+    one = "^expected a list of texts, got a single text; put it into a list$"
     with pytest.raises(RequestError, match=one):
         pretrained.embed("the cat")
     with pytest.raises(RequestError, match=one):
         pretrained.embed(["the cat"], "sat")
-    with pytest.raises(RequestError, match=r"^2 texts, but 1 pairs; one for each was expected$"):
+    with pytest.raises(RequestError, match=r"^2 texts, but 1 pairs; expected one for each$"):
         pretrained.embed(["a", "b"], ["c"])
     with pytest.raises(RequestError, match=r"^unknown pooling 'maen'; did you mean 'mean'\?$"):
         pretrained.embed(["a"], pooling="maen")

@@ -120,7 +120,7 @@ def test_bad_column_of_a_folder_is_refused(tmp_path: Path) -> None:
     path = run / "model" / "config.json"
     config = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps(config | {"cloze_task": {"text_column": ["a"]}}), "utf-8")
-    with pytest.raises(CheckpointError, match=r"cloze_task.text_column is \"\['a'\]\"; the name of a column was exp"):
+    with pytest.raises(CheckpointError, match=r"cloze_task.text_column is \"\['a'\]\"; expected the name of a column"):
         cloze.load(run.folder)
     path.write_text(json.dumps({name: value for name, value in config.items() if name != "cloze_task"}), "utf-8")
     task = cloze.load(run.folder).task

@@ -92,9 +92,9 @@ def test_no_blank_is_filled_with_a_blank(model: Model) -> None:
 
 
 def test_invalid_input_is_rejected(model: Model) -> None:
-    with pytest.raises(RequestError, match=r"^rounds is -1; at least 0 was expected \(0: predict no blank again\)$"):
+    with pytest.raises(RequestError, match=r"^rounds is -1; expected at least 0 \(0: predict no blank again\)$"):
         model.fill_together("[MASK]", rounds=-1)
-    with pytest.raises(RequestError, match=r"^top is 0; at least 1 was expected$"):
+    with pytest.raises(RequestError, match=r"^top is 0; expected at least 1$"):
         model.fill_together("[MASK]", top=0)
     with pytest.raises(RequestError, match=r"^no \[MASK\] in 'the pole'"):
         model.fill_together("the pole")
@@ -104,7 +104,7 @@ def test_truncated_texts_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     text = "the [MASK] sat on a mat. " + "the dog ran. " * 40
     for ask in (Model.fill, Model.fill_together):
         caplog.clear()
-        ask(Model(model_folder(["mlm"])), text)  # a new model, which has not warned of this text yet
+        ask(Model(model_folder(["mlm"])), text)  # a new model, which has not yet warned about this text
         assert "1 of 1 texts are longer than" in caplog.text
 
 

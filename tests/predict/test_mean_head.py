@@ -190,7 +190,7 @@ def test_vectors_that_the_dense_module_would_change_are_refused(tmp_path: Path) 
 
 
 def test_next_sentence_head_reads_a_pooler_only() -> None:
-    with pytest.raises(ConfigError, match="head nsp: it reads the pooler, but head_pooling is 'mean'; use 'cls'"):
+    with pytest.raises(ConfigError, match="head nsp: it uses the pooler, but head_pooling is 'mean'; use 'cls'"):
         random_bert(MEAN, ["nsp"])
 
 

@@ -65,7 +65,7 @@ def test_fill_all_fills_each(pretrained: Model, monkeypatch: pytest.MonkeyPatch)
         assert [[one.token for one in blank] for blank in ours] == [[one.token for one in blank] for blank in theirs]
         assert_close([[one.probability for one in blank] for blank in ours], [[one[1] for one in b] for b in theirs])
     assert pretrained.fill_all([]) == []
-    with pytest.raises(RequestError, match=r"^one text was given where a list of texts was expected; put it into"):
+    with pytest.raises(RequestError, match=r"^expected a list of texts, got a single text; put it into"):
         pretrained.fill_all("[MASK]")
 
 
@@ -80,7 +80,7 @@ def test_fill_is_sorted_and_covers_the_vocabulary(pretrained: Model) -> None:
 
 
 def test_fill_creates_no_other_special_token(pretrained: Model, oracle: Oracle) -> None:
-    """``[SEP]`` in a text is brackets and a word, unlike in ``transformers``, which ends the segment."""
+    """``[SEP]`` in a text is ordinary text, whereas in ``transformers`` it ends the segment."""
     pieces = ["[CLS]", "the", "[MASK]", "[", "sep", "]", "cat", "[SEP]"]
     ids = torch.tensor([pretrained.tokenizer.id(piece) for piece in pieces])
     with torch.no_grad():
@@ -95,9 +95,9 @@ def test_fill_creates_no_other_special_token(pretrained: Model, oracle: Oracle) 
         ("the cat", 5, "no [MASK] in 'the cat'; write [MASK] in place of the missing word"),
         ("", 5, "no [MASK] in ''; write [MASK] in place of the missing word"),
         ("the [mask]", 5, "no [MASK] in 'the [mask]'; write [MASK] in place of the missing word"),
-        (LONG + "[MASK]", 5, "a [MASK] lies beyond the 32 tokens that this model reads"),
-        ("[MASK]" + LONG + "[MASK]", 5, "a [MASK] lies beyond the 32 tokens that this model reads"),
-        ("[MASK]", 0, "top is 0; at least 1 was expected"),
+        (LONG + "[MASK]", 5, "a [MASK] lies beyond the 32 tokens that this model accepts"),
+        ("[MASK]" + LONG + "[MASK]", 5, "a [MASK] lies beyond the 32 tokens that this model accepts"),
+        ("[MASK]", 0, "top is 0; expected at least 1"),
     ],
 )
 def test_fill_refuses(text: str, top: int, message: str, pretrained: Model) -> None:
@@ -120,7 +120,7 @@ def test_follows_equals_transformers(pretrained: Model, oracle: Oracle) -> None:
     for first, second in [(TEXT, PAIR), (PAIR, TEXT), ("", "cat"), (LONG, TEXT)]:
         probability = pretrained.follows(first, second)
         assert 0 < probability < 1
-        if first != LONG:  # transformers truncates pairs in another way
+        if first != LONG:  # transformers truncates pairs differently
             assert_close(probability, oracle(first, second).seq_relationship_logits.softmax(-1)[0, 0])
 
 
@@ -129,7 +129,8 @@ def test_a_sentence_order_model_predicts_order(pretrained: Model) -> None:
     ordered = Model(ModelFolder(Bert.fresh(config, ("mlm", "sop")), pretrained.tokenizer))
     assert 0 < ordered.in_order(TEXT, PAIR) < 1
     with pytest.raises(
-        RequestError, match=r"whether two segments are in order \(sop\).*no command supports that, but model\.in_order"
+        RequestError,
+        match=r"whether two segments are in order \(sop\).*no command supports order prediction, but model\.in_order",
     ):
         ordered.follows(TEXT, PAIR)
     with pytest.raises(RequestError, match="no 'sop' head"):
@@ -154,7 +155,7 @@ def test_hidden_equals_transformers(texts: tuple[str, str | None], pretrained: M
 
 @pytest.mark.parametrize("layer", [4, -5])
 def test_layers_that_are_not_there(layer: int, pretrained: Model) -> None:
-    message = rf"^layer {layer} of a model with 3; 0 \(embeddings\) to 3, or -1 for the last$"
+    message = rf"^no layer {layer}; expected 0 \(embeddings\) to 3, or -1 for the last$"
     with pytest.raises(RequestError, match=message):
         pretrained.hidden(TEXT, layer=layer)
     with pytest.raises(RequestError, match=message):
@@ -226,7 +227,7 @@ def test_cut_texts_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(3):
             model.embed([LONG, TEXT])
             model.embed([TEXT])
-        model.embed([LONG, TEXT, TEXT])  # other texts
+        model.embed([LONG, TEXT, TEXT])  # different texts, so the warning is repeated
         model.embed(["dog " + LONG, TEXT, TEXT])
         Model(model_folder(["mlm"])).embed(["dog " + LONG, TEXT, TEXT])
     assert caplog.messages == ["1 of 2 texts are longer than 32 tokens and were cut"] + 3 * [
@@ -246,7 +247,7 @@ def test_unknown_words_are_warned_of(pretrained_folder: Path, caplog: pytest.Log
     model.embed([TEXT])
     assert not unknown_warnings(caplog)
     model.embed([TEXT, UNFIT])
-    model.embed([TEXT, UNFIT])  # as for dev rows after every epoch: no second warning
+    model.embed([TEXT, UNFIT])  # repeated texts, such as dev rows after every epoch, cause no second warning
     assert len(unknown_warnings(caplog)) == 1
     assert "cannot tell apart (☃, ☂, ☁)" in unknown_warnings(caplog)[0]
     model.embed([TEXT], [UNFIT])

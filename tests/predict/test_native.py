@@ -166,7 +166,7 @@ def test_positions_that_would_write_beyond_the_states_are_refused(places: list[i
     _, call = layers(CONFIG, native=True)
     assert call is not None
     states = torch.randn(25, CONFIG.hidden_size)
-    with torch.inference_mode(), pytest.raises(ValueError, match="unique positions below 25 were expected"):
+    with torch.inference_mode(), pytest.raises(ValueError, match="expected unique positions below 25"):
         call(states, [(5, 5)], torch.tensor(places), False)
 
 
@@ -180,7 +180,7 @@ def test_numbers_that_are_none_stay_so() -> None:
         (found,) = call(states, [(2, 5)], None, False)
         (clean,) = call(states[5:], [(1, 5)], None, False)
     assert found[3].isnan().all()
-    assert torch.equal(found[5:], clean)  # the other sequence
+    assert torch.equal(found[5:], clean)  # the other sequence is unaffected
 
 
 @pytest.mark.parametrize(

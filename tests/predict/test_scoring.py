@@ -61,7 +61,7 @@ def test_nothing_to_score(pretrained: Model) -> None:
 
 
 def test_invalid_input_is_rejected(pretrained: Model) -> None:
-    with pytest.raises(RequestError, match=r"^one text was given where a list of texts was expected"):
+    with pytest.raises(RequestError, match=r"^expected a list of texts, got a single text"):
         pretrained.score("the cat")
     with pytest.raises(RequestError, match="no 'mlm' head"):
         Model(model_folder()).score(["the cat"])
@@ -82,4 +82,4 @@ def test_texts_without_tokens_are_warned_of(pretrained: Model, caplog: pytest.Lo
     empty, blank, _ = pretrained.score(["", " ", "the cat"])
     assert (empty.total, empty.perplexity, empty.tokens) == (0.0, None, ()) == (blank.total, blank.perplexity, ())
     assert isinstance(empty.total, float)
-    assert "2 of 3 texts have no token: they have no perplexity (null)" in caplog.text
+    assert "2 of 3 texts contain no tokens, so their perplexity is null" in caplog.text

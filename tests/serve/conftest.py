@@ -44,7 +44,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def served(folders: dict[str, str]) -> Iterator[Running]:
-    """All models behind one app, with small limits; per test, since an idle service probes its models."""
+    """All models behind one app with small limits; created per test, since an idle service probes its models."""
     with running(ServiceSettings(folders, limits=SMALL)) as found:
         yield found
 

@@ -38,7 +38,7 @@ def test_every_route_needs_the_key(locked: Running) -> None:
 
 
 def test_every_route_is_tried(locked: Running) -> None:
-    """Every route of the routers is requested, documented or not: pages, their files and weights too."""
+    """Every route of the routers is requested, documented or not, including pages, their files and weights."""
     routes = set(every_route(app_routes(locked)))
     known: list[Any] = [route for router in ROUTERS for route in router.routes]
     joined = {(verb, route.path) for route in known for verb in route.methods}

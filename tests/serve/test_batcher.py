@@ -19,7 +19,7 @@ KIND = BatchKey("embed")
 
 
 class PanicError(BaseException):
-    """Like the panics of libraries in other languages: not a subclass of ``Exception``."""
+    """Stands for a panic in a native library, which is not a subclass of ``Exception``."""
 
 
 class Machine:
@@ -150,7 +150,7 @@ def test_overload_is_reported_with_a_retry_time(batcher: Batcher, machine: Machi
         time.sleep(0.001)
     batcher.submit(job(*range(20, 1020)))
     with pytest.raises(
-        OverloadedError, match="1000 tokens wait for model 'made', of at most 1000; try again in"
+        OverloadedError, match="1000 tokens wait for model 'made', but at most 1000 are allowed; try again in"
     ) as refusal:
         batcher.submit(job(1))
     assert refusal.value.retry_after is not None
@@ -160,7 +160,7 @@ def test_overload_is_reported_with_a_retry_time(batcher: Batcher, machine: Machi
 def test_jobs_that_would_finish_late_are_rejected_immediately(machine: Machine, metrics: Metrics) -> None:
     soon = 10 / FIRST_GUESS  # ten tokens at the assumed initial speed
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, within=soon)
-    batcher.submit(job(*range(20, 60)))  # accepted whatever its size, since nothing waits before it
+    batcher.submit(job(*range(20, 60)))  # accepted regardless of its size, since nothing waits before it
     with pytest.raises(OverloadedError, match="40 tokens wait"):
         batcher.submit(job(1))
     batcher.start()
@@ -171,8 +171,10 @@ def test_jobs_that_would_wait_too_long_are_rejected_immediately(machine: Machine
     patience = 10 / FIRST_GUESS
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, patience=patience)
     batcher.submit(job(1, 2, 3, 4, 5))
-    batcher.submit(job(*range(20, 60)))  # a job's own size does not count: only five tokens wait before it
-    with pytest.raises(OverloadedError, match=r"^45 tokens wait for model 'made', of at most 10; try again in 1 s$"):
+    batcher.submit(job(*range(20, 60)))  # a job's own size is irrelevant: only five tokens wait before it
+    with pytest.raises(
+        OverloadedError, match=r"^45 tokens wait for model 'made', but at most 10 are allowed; try again in 1 s$"
+    ):
         batcher.submit(job(1))
     batcher.start()
     batcher.drain(10)
@@ -191,7 +193,9 @@ def test_a_running_long_job_counts_as_one_turn(machine: Machine, metrics: Metric
         assert batcher.ahead() == ahead  # one turn is two batches
         assert batcher.ahead("another", 7) == min(ahead, 7)
         if ahead:
-            with pytest.raises(OverloadedError, match=r"^201 tokens wait for model 'made', of at most \d+; try again"):
+            with pytest.raises(
+                OverloadedError, match=r"^201 tokens wait for model 'made', but at most \d+ are allowed; try again"
+            ):
                 batcher.submit(job(1))
         machine.go.set()
         long.future.result(10)
@@ -239,7 +243,7 @@ def test_a_long_job_yields_to_others(client: str, metrics: Metrics) -> None:
     before = machine.passes
     while machine.passes < before + 3:  # the long job makes progress as well
         time.sleep(0.001)
-    too_long = Job(KIND, [31], [200], time.monotonic() + 30, client)  # would delay the first job arbitrarily
+    too_long = Job(KIND, [31], [200], time.monotonic() + 30, client)  # would delay the first job indefinitely
     batcher.submit(too_long)
     while machine.passes < before + 6:
         time.sleep(0.001)
@@ -330,7 +334,7 @@ def test_invalid_requests_do_not_make_it_unready(
         with pytest.raises(RequestError):
             bad.future.result(10)
         time.sleep(0.01)
-    assert machine.probed >= 3  # although it was never idle
+    assert machine.probed >= 3  # probed although it was never idle
     batcher.drain(10)
 
 
@@ -351,7 +355,7 @@ def test_abandoned_work_ends(machine: Machine, metrics: Metrics) -> None:
 
     def compute(key: BatchKey, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
         end = time.monotonic() + 30
-        while 7 in inputs and time.monotonic() < end:  # many forward passes
+        while 7 in inputs and time.monotonic() < end:  # simulates many forward passes
             started.set()
             check()
             time.sleep(0.001)

@@ -21,7 +21,7 @@ TEXTS = ["A ship at sea.", "a boat", "The stock market fell today, and nobody kn
 
 @pytest.fixture(scope="module")
 def address(minilm_folder: Path) -> Iterator[str]:
-    """A real socket, because the client has its own transport."""
+    """Serve on a real socket, because the client has its own transport."""
     with running(ServiceSettings({"minilm": str(minilm_folder)}, key=KEY)) as service, listening(service) as found:
         yield found
 
@@ -39,7 +39,7 @@ def minilm(minilm_folder: Path) -> Model:
 
 @pytest.mark.parametrize("form", ["float", "base64", None])
 def test_openai_client_embeds(form: str | None, client: openai.OpenAI, minilm: Model) -> None:
-    chosen = {} if form is None else {"encoding_format": form}  # by default, the client requests base64
+    chosen = {} if form is None else {"encoding_format": form}  # the client requests base64 by default
     answer = client.embeddings.create(model="minilm", input=TEXTS, **chosen)  # type: ignore[arg-type]
     found = [one.embedding for one in answer.data]
     if form == "base64":
@@ -47,7 +47,7 @@ def test_openai_client_embeds(form: str | None, client: openai.OpenAI, minilm: M
     np.testing.assert_allclose(found, minilm.embed(TEXTS), atol=1e-5)
     assert [one.index for one in answer.data] == [0, 1, 2]
     assert answer.usage.prompt_tokens == sum(len(minilm.tokenizer(text).ids) for text in TEXTS)
-    assert answer.usage.model_extra == {"truncated": 0, "unknown": 0}  # extra fields that the client accepts
+    assert answer.usage.model_extra == {"truncated": 0, "unknown": 0}  # additional fields, which the client accepts
 
 
 def test_openai_client_may_send_ids(client: openai.OpenAI, minilm: Model) -> None:
@@ -77,8 +77,8 @@ def test_ids_that_are_no_text(given: list[int], message: str, client: openai.Ope
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([[1037]] * 2049, "2049 texts in one request, of at most 2048; send fewer"),
-        ([7] * 400_001, "400001 characters in one request, of at most 400000"),
+        ([[1037]] * 2049, "2049 texts in one request, but at most 2048 are allowed; send fewer"),
+        ([7] * 400_001, "400001 characters in one request, but at most 400000 are allowed"),
     ],
 )
 def test_ids_are_bounded_before_they_are_looked_up(given: list[Any], message: str, client: openai.OpenAI) -> None:
@@ -121,7 +121,7 @@ def test_bert_as_service(address: str, minilm: Model) -> None:
     assert error_of(send_request(texts=[], is_tokenized=False)) == (
         400,
         "no_text",
-        "there is no text; give at least one",
+        "no text was given; send at least one",
     )
-    message = "is_tokenized goes with lists of tokens, and only with them"
+    message = "is_tokenized must be true for lists of tokens, and only for them"
     assert error_of(send_request(texts=["a"], is_tokenized=True)) == (400, "is_tokenized", message)

@@ -90,11 +90,11 @@ def test_words_for_blanks_are_limited(folders: dict[str, str]) -> None:
     with running(ServiceSettings({"base": folders["base"]}, limits=Limits(proposals=60))) as served:
         assert served.post("/fill", {"texts": ["[MASK] [MASK]", "a [MASK]"], "top": 20}).status_code == 200
         refused = served.post("/fill", {"texts": ["[MASK] [MASK]", "a [MASK]"], "top": 21})
-        message = "63 words in one answer, of at most 60; send fewer blanks, or ask for a smaller top"
+        message = "63 words in one answer, but at most 60 are allowed; send fewer blanks, or ask for a smaller top"
         assert error_of(refused) == (413, "too_many_proposals", message)
         # With joint filling, every result repeats the whole text.
         refused = served.post("/fill", {"texts": "a [MASK]" + " cat" * 20, "top": 5, "joint": True})
-        message = "75 words in one answer, of at most 60; send fewer blanks, or ask for a smaller top"
+        message = "75 words in one answer, but at most 60 are allowed; send fewer blanks, or ask for a smaller top"
         assert error_of(refused) == (413, "too_many_proposals", message)
 
 
@@ -108,7 +108,7 @@ def test_protected_words_are_limited_with_the_texts(folders: dict[str, str]) -> 
     with running(ServiceSettings({"base": folders["base"]})) as served:
         refused = served.post("/correct", {"texts": " " * 50_000, "protected": ["cat"] * 21})
     message = (
-        "21 protected words in 50000 characters are 1050000 places to look, of at most 1000000; "
+        "21 protected words in 50000 characters are 1050000 comparisons, but at most 1000000 are allowed; "
         "send fewer words or shorter texts"
     )
     assert error_of(refused) == (413, "too_many_protected", message)
@@ -208,7 +208,7 @@ def test_patience_ends_before_a_body_is_read(folders: dict[str, str], monkeypatc
 
         async def send_requests(client: httpx.AsyncClient) -> tuple[list[httpx.Response], httpx.Response]:
             requests = []
-            for waiting in (0, 3):  # one being computed, and one waiting
+            for waiting in (0, 3):  # one request is being computed, and one is waiting
                 requests.append(asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})))
                 async with asyncio.timeout(10):
                     while (batcher.queue._number, batcher.queue.tokens) != (len(requests), waiting):
@@ -219,7 +219,11 @@ def test_patience_ends_before_a_body_is_read(folders: dict[str, str], monkeypatc
 
         answers, refused = served.run(send_requests)
     assert [answer.status_code for answer in answers] == [200, 200]
-    assert error_of(refused) == (429, "overloaded", "3 tokens wait for model 'base', of at most 0; try again in 1 s")
+    assert error_of(refused) == (
+        429,
+        "overloaded",
+        "3 tokens wait for model 'base', but at most 0 are allowed; try again in 1 s",
+    )
 
 
 def test_too_many_concurrent_requests(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,8 +318,8 @@ def test_the_campaign_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "BODIES", BODIES[:2])
     outcome = bodies.run(BodySettings(20, ("/embed", "/health", "/ready")), Silent())
     assert outcome.passed
-    assert int(outcome.figures["odd bodies"]) >= 2 * 10  # of each route with a request body
-    assert int(outcome.figures["generated"]) >= 20  # although two of the routes have no parameters to vary
+    assert int(outcome.figures["odd bodies"]) >= 2 * 10  # bodies for each route with a request body
+    assert int(outcome.figures["generated"]) >= 20  # reached although two of the routes have no parameters to vary
 
 
 def test_a_fault_would_be_noticed() -> None:

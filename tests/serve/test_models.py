@@ -93,7 +93,7 @@ def test_the_capable_model_is_the_default(adapted: Running) -> None:
     answer = adapted.post("/choose", {"prompt": "a", "options": ["b", "c"]})
     assert (
         answer.json()["error"]["message"]
-        == "no model here (tags, base, houlsby, lora) can choose; serve a folder that was trained for it"
+        == "none of the served models (tags, base, houlsby, lora) can choose; serve one that was trained for it"
     )
 
 

@@ -58,7 +58,7 @@ def test_service_follows_the_load_with_its_threads(folders: dict[str, str], monk
     monkeypatch.setattr(model, "_threads", AdaptiveThreads(clock))
     worker = ModelWorker(model)
     request_threads(None)
-    torch.set_num_threads(2)  # for threads that start after this
+    torch.set_num_threads(2)  # applies to threads that start afterwards
     batcher = Batcher("base", worker.run_batch, worker.probe, Metrics(), bound=1000, budget=100)
     batcher.start()
     (text,) = read_texts(model.tokenizer, ["a cat"])

@@ -28,7 +28,7 @@ LONG = "the cat sat on a mat. a dog ran. " * (INLINE_CHARACTERS // 30 + 1)
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Every tokenized text, with the thread that tokenizes it."""
+    """Record every tokenized text with the thread that tokenizes it."""
     found: list[tuple[str, str]] = []
 
     def watch(name: str) -> None:

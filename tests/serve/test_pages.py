@@ -12,7 +12,7 @@ from cloze.progress import Silent
 from cloze.serve.settings import ServiceSettings
 
 pytestmark = pytest.mark.skipif(chromium() is None and "CI" not in os.environ, reason="chromium is not installed")
-MOST = 20_000  # milliseconds
+MOST = 20_000  # timeout in milliseconds
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_every_tab_answers(page: Page, address: str) -> None:
     assert len(titles) >= 10
     for title in titles:
         page.click(f"#tabs button:text-is('{title}')")
-        page.wait_for_selector(f"#title:text-is('{title}')")  # the page changes when its address has
+        page.wait_for_selector(f"#title:text-is('{title}')")  # the page changes after its address has changed
         page.click("form button")
         answer_text = answer(page)
         assert " ms" in answer_text
@@ -63,7 +63,7 @@ def test_keyboard_alone(page: Page, address: str) -> None:
     page.focus("#tabs button[aria-selected=true]")
     page.keyboard.press("End")
     page.wait_for_selector("#title:text-is('bert-as-service')")
-    page.keyboard.press("ArrowDown")  # wraps around to the first
+    page.keyboard.press("ArrowDown")  # the selection wraps around to the first tab
     page.wait_for_selector("#title:text-is('Fill')")
     page.keyboard.press("Tab")
     page.keyboard.press("Control+A")
@@ -126,7 +126,7 @@ def test_markup_that_is_not_shown_would_be_noticed() -> None:
         shown.note(place, ["<a>", "<b>"])
     assert shown.failures == []
     shown.places["tags"].clear()
-    shown.note("tags", ["<a>", "x<b>"])  # inside another text
+    shown.note("tags", ["<a>", "x<b>"])  # the payload is only part of a text
     assert shown.failures == ["as tags: 1 were not shown, such as <b>"]
 
 

@@ -34,7 +34,7 @@ TEXTS = ["the cat sat on a mat.", "a dog ran", "猫坐", "word7 word8 the mat"]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, on a machine where int8 counts as faster: with such small models, timing is random."""
+    """An empty cache, and int8 that is always reported as faster: with such small models, timing is random."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(precision_module, "_is_faster", lambda *_: True)
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)
@@ -138,7 +138,7 @@ def test_cache_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch:
     registry = load_models(settings, Metrics(), paragraphs=paragraphs, say=messages.append)
     assert {model.description["precision"] for model in registry.served.values()} == {"int8"}
     assert [line.partition(",")[0] for line in messages[:2]] == ["one: int8", "two: int8"]
-    (note,) = messages[2:]  # once for all models
+    (note,) = messages[2:]  # printed once for all models
     place = re.escape(str(tmp_path / "file"))
     assert re.fullmatch(
         rf"int8 weights cannot be cached: {place}/cloze/int8/[0-9a-f]+\.safetensors: cannot be written \(.+\); .+; "
@@ -181,8 +181,8 @@ def test_model_that_int8_changes_too_much(
         model, chosen = load_for_service(str(folder), paragraphs=paragraphs)
         assert model.precision == chosen.name == ("bf16" if bf16 else "fp32")
         assert chosen.reason == (
-            f"as int8 changes the vectors too much: least cosine {chosen.least_cosine:.4f} to fp32, at least 0.9999999 "
-            f"was expected ({origin}); --precision int8 selects it anyway"
+            f"as int8 changes the vectors too much: least cosine {chosen.least_cosine:.4f} to fp32, "
+            f"expected at least 0.9999999 ({origin}); --precision int8 selects it anyway"
         )
         if not bf16:
             np.testing.assert_array_equal(model.embed(TEXTS), expected)

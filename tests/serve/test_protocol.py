@@ -23,7 +23,7 @@ CHUNKED = b"POST /embed HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\
 
 
 class Impatient(TimeoutProtocol):
-    """Shorter limits."""
+    """The protocol with shorter time limits."""
 
     headers_within = 0.6
     finish_within = 0.4
@@ -233,7 +233,7 @@ def test_idle_connections_make_room_for_new_ones(folders: dict[str, str]) -> Non
 
     class Crowded(TimeoutProtocol):
         most_connections = 5
-        headers_within = 60.0  # no connection is closed for its age
+        headers_within = 60.0  # so that no connection is closed because of its age
 
     with running(ServiceSettings({"base": folders["base"]})) as service, listening(service, Crowded) as address:
         port = int(address.rpartition(":")[2])

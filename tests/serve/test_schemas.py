@@ -14,7 +14,7 @@ from cloze.serve.settings import Limits
 
 SIZE = Limits().body
 FEW = 10  # errors of a list: one for each type that its key accepts
-MOST_MEMORY = 10 * SIZE  # the body itself is stored as objects, too
+MOST_MEMORY = 10 * SIZE  # the parsed body itself consists of objects as well
 
 
 def filled(before: bytes, part: bytes, after: bytes) -> bytes:

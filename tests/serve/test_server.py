@@ -104,7 +104,7 @@ def test_answers_that_are_read_end_nothing(folders: dict[str, str], monkeypatch:
         port = int(address.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.settimeout(10)
-            for _ in range(2):  # on the same connection, after more than the read timeout
+            for _ in range(2):  # two requests on one connection, further apart than the read timeout
                 client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert client.recv(10_000).startswith(b"HTTP/1.1 200")
                 time.sleep(0.3)
@@ -160,7 +160,7 @@ WELL: dict[str, Any] = {"sent": 2000, "statuses": {"200": 100, "429": 1900}, "pe
     ],
 )
 def test_failures_under_overload(found: dict[str, Any], message: str | None) -> None:
-    """Each violated limit is reported; the capacity is ten requests per second, and twenty times that is due."""
+    """Each violated limit is reported; the capacity is ten requests per second, and the load is twenty times higher."""
     figures, failures = judge(OverloadSettings(seconds=10.0), 20.0, 10.0, WELL | found)
     assert failures == ([] if message is None else [message])
     assert figures["20x: offered"] == f"{(WELL | found)['sent'] / 100:.2f}x"
@@ -199,7 +199,7 @@ def test_soak(service_process: Process) -> None:
 
 
 def test_modest_clients_and_a_greedy_one(folders: dict[str, str]) -> None:
-    """T30 in short: modest clients retain a fair share; without one they would retain a tenth."""
+    """T30 in short: modest clients retain a fair share; without fair sharing they would retain a tenth."""
     with running(ServiceSettings({"base": folders["base"]})) as service, listening(service) as address:
         outcome = compare_shares(address, ShareSettings(rounds=1, seconds=2.0, least=0.25), Silent())
     assert outcome.failures == []
@@ -235,7 +235,7 @@ def test_indistinguishable_texts_are_detected(pair: dict[str, str], monkeypatch:
     monkeypatch.setattr("torture.swaps._WORDS", ["cat"])
     few = replace(SOME, texts=30)
     service_process = ask_alone(pair, "fp32", few)
-    assert 5 < len(service_process.texts) < 30  # one per length
+    assert 5 < len(service_process.texts) < 30  # one text per length
     with running(ServiceSettings(pair)) as service, listening(service) as address:
         tally = compare(address, service_process, 10, few, Silent())
     assert tally.failures == [f"fp32: {len(service_process.texts)} texts of 30 have distinguishable results"]

@@ -41,7 +41,7 @@ def test_hosts_of_this_machine_alone(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
 def test_other_hosts_need_a_key(host: str) -> None:
-    with pytest.raises(ConfigError, match="which others can reach; give --key"):
+    with pytest.raises(ConfigError, match="which other machines can reach; give --key"):
         ServiceSettings({}, host=host)
     assert ServiceSettings({}, host=host, key=KEY).key == KEY
     assert ServiceSettings({}, host=host, insecure=True).insecure
@@ -50,25 +50,34 @@ def test_other_hosts_need_a_key(host: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["base", "--port", 99999], "port is 99999; 1 to 65535 was expected, or 0 for any that is free"),
-        (["base", "--key", "short"], "the key has 5 characters; at least 16 of ASCII were expected"),
-        (["base", "--key", "ключ" * 5], "the key has 20 characters; at least 16 of ASCII were expected"),
-        (["base", "--key", ""], "--key is empty; give a key (openssl rand -hex 24 makes one), or leave it out to need"),
-        (["base", "--host", "0.0.0.0"], "host is 0.0.0.0, which others can reach; give --key"),
-        (["base", "--timeout", 0], "timeout is 0.0; more than 0 was expected"),
-        (["base", "--queue", -1], "queue is -1; more than 0 was expected"),
-        (["base", "--trust", "https://bert.example"], "--trust 'https://bert.example'; a name such as bert."),
-        (["base", "--trust", "bert.example:443"], "--trust 'bert.example:443'; a name such as bert.example.org"),
-        (["base", "--host", "ü..", "--insecure"], "cannot listen at ü..:8000 ("),
-        (["base", "--patience", 0], "patience is 0.0; more than 0 was expected"),
-        (["base", "--proposals", 0], "proposals is 0; more than 0 was expected"),
+        (["base", "--port", 99999], "port is 99999; expected 1 to 65535, or 0 for any free port"),
+        (["base", "--key", "short"], "the key has 5 characters; expected at least 16 ASCII characters"),
+        (["base", "--key", "ключ" * 5], "the key has 20 characters; expected at least 16 ASCII characters"),
+        (
+            ["base", "--key", ""],
+            "--key is empty; give a key (openssl rand -hex 24 generates one), or leave it out to need",
+        ),
+        (["base", "--host", "0.0.0.0"], "host is 0.0.0.0, which other machines can reach; give --key"),
+        (["base", "--timeout", 0], "timeout is 0.0; expected more than 0"),
+        (["base", "--queue", -1], "queue is -1; expected more than 0"),
+        (
+            ["base", "--trust", "https://bert.example"],
+            "--trust 'https://bert.example'; expected only a host name, such as bert.",
+        ),
+        (
+            ["base", "--trust", "bert.example:443"],
+            "--trust 'bert.example:443'; expected only a host name, such as bert.example.org",
+        ),
+        (["base", "--host", "ü..", "--insecure"], "cannot listen on ü..:8000 ("),
+        (["base", "--patience", 0], "patience is 0.0; expected more than 0"),
+        (["base", "--proposals", 0], "proposals is 0; expected more than 0"),
         (["a/base", "b/base"], "b/base and a/base would both be called 'base'; name one of them: NAME=DIR"),
         (["x=a/base", "x=b/base"], "b/base and a/base would both be called 'x'; name one of them: NAME=DIR"),
-        (["=base"], "'=base'; NAME=DIR was expected"),
-        (["a b=base"], "'a b=base'; NAME=DIR was expected"),
-        (["x="], "'x='; NAME=DIR was expected"),
-        (["base", "--adapter", "x"], "--adapter 'x'; NAME=DIR was expected"),
-        (["base", "--adapter", "base=x"], "--adapter 'base=x': something else is called 'base'; choose another name"),
+        (["=base"], "'=base'; expected NAME=DIR"),
+        (["a b=base"], "'a b=base'; expected NAME=DIR"),
+        (["x="], "'x='; expected NAME=DIR"),
+        (["base", "--adapter", "x"], "--adapter 'x'; expected NAME=DIR"),
+        (["base", "--adapter", "base=x"], "--adapter 'base=x': the name 'base' is already taken; choose another"),
         (["base", "--key-file", "nowhere"], "nowhere: the key cannot be read (FileNotFoundError)"),
         (["nowhere", "--port", 0], "nowhere: "),
     ],
@@ -100,7 +109,7 @@ def test_a_port_that_is_taken(run: Cloze, folders: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = run("serve", folders["base"], "--port", port)
-    assert result.complaint.startswith(f"cannot listen at 127.0.0.1:{port} (Address already in use); choose another")
+    assert result.complaint.startswith(f"cannot listen on 127.0.0.1:{port} (Address already in use); choose another")
 
 
 def test_a_host_that_is_not_known(run: Cloze, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +117,7 @@ def test_a_host_that_is_not_known(run: Cloze, monkeypatch: pytest.MonkeyPatch) -
         raise OSError(-2, "Name or service not known (while attempting to bind on address ('nowhere', 8000))")
 
     monkeypatch.setattr(socket, "create_server", refuse)
-    expected = "cannot listen at nowhere:8000 (Name or service not known); choose another --port or --host"
+    expected = "cannot listen on nowhere:8000 (Name or service not known); choose another --port or --host"
     assert run("serve", "base", "--host", "nowhere", "--insecure").complaint == expected
 
 

@@ -128,7 +128,7 @@ def test_cancelled_futures_are_removed() -> None:
     leaving, staying = job(5), job(6, kind=FILL)
     queue.put(leaving)
     queue.put(staying)
-    leaving.future.cancel()  # like a client's task, without notifying the queue
+    leaving.future.cancel()  # as a client's task does, without notifying the queue
     assert [item.job for item in queue.take(100, wait=0)] == [staying]
     assert taken_lengths(queue) == []
 
@@ -145,7 +145,7 @@ def contended(greedy: int) -> TokenQueue:
     queue = TokenQueue(bound=10_000)
     queue.put(job(*[20] * greedy, client="greedy"))
     queue.put(job(10, kind=FILL, client="modest"))
-    assert names(queue) == ["greedy"] * 2  # it came first; its share is half of a batch
+    assert names(queue) == ["greedy"] * 2  # it arrived first, but its share is half of a batch
     assert names(queue) == ["modest"]
     return queue
 
@@ -158,7 +158,7 @@ def test_clients_take_turns_by_the_time_they_have_had(monkeypatch: pytest.Monkey
         queue.put(job(20, client="modest"))
     served = [names(queue, budget=60)[0] for _ in range(6)]
     assert served.count("modest") >= 4  # 20 tokens at a time
-    queue.put(job(60, client="later"))  # it gets no credit for the time before it came
+    queue.put(job(60, client="later"))  # a new client gets no credit for the time before it arrived
     order = [names(queue, budget=60)[0] for _ in range(4)]
     assert order.count("later") == 1
     assert "greedy" in order
@@ -258,7 +258,7 @@ def test_tokens_ahead_of_a_job() -> None:
     queue = TokenQueue(bound=10_000, turn=200)
     queue.put(job(1000, client="greedy"))
     queue.put(job(20, client="modest"))
-    assert queue.ahead("new", 10) == 10 + 10  # the same amount of each of the others, in turn
+    assert queue.ahead("new", 10) == 10 + 10  # the same amount from each of the other clients, in turn
     assert queue.ahead("modest", 50) == 20 + 70
     assert queue.ahead("greedy", 50) == (50 + 200) + 20  # one turn of its own large job
     assert queue.ahead("greedy", 5000) == 1000 + 20

@@ -10,7 +10,7 @@ Case = tuple[Sequence[str], str, float]  # reference answers, prediction, no-ans
 
 
 def plain(text: str) -> list[str]:
-    """Return the words of an answer in lower case, without ASCII punctuation and separate articles."""
+    """Return the words of an answer in lower case, without ASCII punctuation and articles."""
     letters = [letter for letter in text.lower() if letter not in string.punctuation]
     pieces, word = [], ""
     for letter in [*letters, " "]:
@@ -35,7 +35,7 @@ def word_f1(right: list[str], prediction: list[str]) -> float:
 
 
 def first_version(cases: Sequence[Case]) -> tuple[float, float]:
-    """Return exact match and F1 of version 1.1."""
+    """Return exact match and F1 as the SQuAD 1.1 script computes them."""
     exact = f1 = 0.0
     for answers, prediction, _ in cases:
         exact += any(plain(right) == plain(prediction) for right in answers)
@@ -44,7 +44,7 @@ def first_version(cases: Sequence[Case]) -> tuple[float, float]:
 
 
 def second_version(answers: Sequence[str], prediction: str) -> tuple[float, float]:
-    """Return exact match and F1 of one question of version 2.0."""
+    """Return exact match and F1 of one question as the SQuAD 2.0 script computes them."""
     golden = [plain(right) for right in answers if plain(right)]
     words = plain(prediction)
     if not golden:

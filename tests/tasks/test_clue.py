@@ -240,13 +240,15 @@ def test_all_of_it(base: Path, tmp_path: Path) -> None:
     assert results["average"] == pytest.approx(sum(one["mean"] for one in results["tasks"].values()) / 3)
     assert set(results["absent"]) == set(CLUE) - {"csl", "chid", "cluener"}
     assert f"skipped, no files: {', '.join(results['absent'])}" in listener.said
-    with pytest.raises(DataError, match=r"no CLUE task with train and dev files is there; expected tnews/train.json"):
+    with pytest.raises(DataError, match=r"no CLUE task with train and dev files found; expected tnews/train.json"):
         finetune_clue(Source("clue", clue / "csl"), base, tmp_path / "no")
-    with pytest.raises(DataError, match=r"is not a folder; expected the one with the folders of CLUE's tasks"):
+    with pytest.raises(
+        DataError, match=r"is not a folder; expected the folder that contains the folders of CLUE's tasks"
+    ):
         finetune_clue(Source("clue", tmp_path / "none"), base, tmp_path / "no")
     with pytest.raises(ConfigError, match="CLUE has dev sets; leave out --folds"):
         finetune_clue(Source("clue", clue), base, tmp_path / "no", search_settings=SearchSettings(folds=2))
     with pytest.raises(ConfigError, match="every task of CLUE has its own dev rows; leave out --dev"):
         finetune_clue(replace(Source("clue", clue), dev=clue), base, tmp_path / "no")
-    with pytest.raises(ConfigError, match="clue is several tasks; name one of them: afqmc, tnews"):
+    with pytest.raises(ConfigError, match="clue is a suite of several tasks; name one of them: afqmc, tnews"):
         find_task("clue")

@@ -98,7 +98,7 @@ def test_paired_seeds_cancel_shared_effects() -> None:
 
 @pytest.mark.parametrize(("seeds", "spread"), [(3, 0.0), (3, 0.2), (5, 0.4)])
 def test_intervals_over_rows_and_seeds_cover_the_true_mean(seeds: int, spread: float) -> None:
-    """95 % intervals over rows and seeds cover the true mean about 95 % of the time.
+    """About 95 % of the 95 % intervals over rows and seeds cover the true mean.
 
     A row is correct if its difficulty, the seed's effect and the noise of both sum to a positive number.
     """
@@ -116,7 +116,7 @@ def test_intervals_over_rows_and_seeds_cover_the_true_mean(seeds: int, spread: f
         low, high = t_interval([run.score for run in runs]) or (0.0, 0.0)
         seeds_alone += low <= true <= high
     assert covered / times >= 0.91
-    # Intervals over only one source of variance are too narrow when the other one dominates.
+    # Intervals that include only one source of variance are too narrow if the other one dominates.
     assert min(rows_alone, seeds_alone) / times < 0.9
 
 

@@ -151,8 +151,8 @@ def test_bad_text_is_refused_with_its_row(name: str) -> None:
     [
         (pd.DataFrame({"text": ["a", None], "label": [0, 1]}), "train row 2: 'text' is None; expected text"),
         (pd.DataFrame({"text": ["a", 7.5], "label": [0, 1]}), "train row 2: 'text' is 7.5; expected text"),
-        (pd.DataFrame({"text": ["a", "b"], "label": [0, None]}), "train row 2: 'label' is None; expected a text or a"),
-        (pd.DataFrame({"text": ["a", "b"], "label": [0, {1}]}), "train row 2: 'label' is {1}; expected a text or a"),
+        (pd.DataFrame({"text": ["a", "b"], "label": [0, None]}), "train row 2: 'label' is None; expected text or a n"),
+        (pd.DataFrame({"text": ["a", "b"], "label": [0, {1}]}), "train row 2: 'label' is {1}; expected text or a n"),
         (pl.DataFrame({"text": ["a", None], "label": [0, 1]}), "train row 2: 'text' is None; expected text"),
         (pl.DataFrame({"text": ["a", "b"], "label": [0.0, math.nan]}), "train row 2: 'label' is nan; label"),
         (pa.table({"text": [["a"], ["b"]], "label": [0, 1]}), "train row 1: 'text' is ['a']; expected text in quotes"),

@@ -26,7 +26,7 @@ NUMBERS = ("pearson", "spearman", "mse")
 def draw(rows: int, kind: str, seed: int) -> tuple[list[Any], list[Any]]:
     generator = np.random.default_rng(seed)
     if kind == "numbers":
-        targets = generator.normal(100, 1, rows).round(1)  # with ties, far from zero
+        targets = generator.normal(100, 1, rows).round(1)  # values with ties, far from zero
         return targets.tolist(), (targets + generator.normal(0, 1, rows)).round(1).tolist()
     if kind == "flags":
         flags = generator.integers(0, 2, (2, rows, 3)).astype(float)
@@ -58,7 +58,7 @@ def test_resampled_auc_is_that_of_the_rows_it_stands_for() -> None:
     targets = generator.integers(0, 2, 30).astype(float)
     predictions = (targets + generator.normal(0, 1, 30)).round(1)  # with ties
     chosen = generator.integers(0, 30, (6, 30))
-    chosen[0] = int(targets.argmax())  # only positives
+    chosen[0] = int(targets.argmax())  # a resample with only positives
     counts = np.stack([np.bincount(one, minlength=30) for one in chosen]).astype(float)
     found = MetricRows(("auc",), targets.tolist(), predictions.tolist()).scores(counts)["auc"]
     assert found[0] == 0.5

@@ -10,7 +10,7 @@ from cloze.tasks.registry import KINDS
 
 SOURCES = Path(cloze.__file__).parent
 
-# Literals with another meaning than a task kind, with the reason.
+# Literals that do not mean a task kind, with the reason.
 ALLOWED = {
     ("cli/__init__.py", "classify"): "names of commands",
     ("cli/__init__.py", "tag"): "names of commands",

@@ -76,7 +76,9 @@ def test_columns_that_a_kind_does_not_have_are_refused(tmp_path: Path, task: str
 
 
 def test_what_is_no_single_task_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"glue is several tasks; name one of them: cola, .*; cloze finetune glue"):
+    with pytest.raises(
+        ConfigError, match=r"glue is a suite of several tasks; name one of them: cola, .*; cloze finetune glue"
+    ):
         find_task("GLUE")
     with pytest.raises(ConfigError, match="similarity has no labels to predict; it is only for cloze finetune"):
         find_task("similarity")
@@ -92,9 +94,9 @@ def test_unpublished_labels_are_told(folder: Path) -> None:
 def test_nothing_but_bad_rows_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("text,label\na,x\nb,y\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"all of the 2 rows are bad; the first: .*a\.csv:2: label 'x' is not a finite"):
+    with pytest.raises(DataError, match=r"all 2 rows are bad; the first: .*a\.csv:2: label 'x' is not a finite"):
         read_examples(Source("regress", path, on_bad_row="skip"), None)
-    with pytest.raises(DataError, match=r"all of the 2 rows are bad; the first: .*a\.csv:2: label 'x' is not among"):
+    with pytest.raises(DataError, match=r"all 2 rows are bad; the first: .*a\.csv:2: label 'x' is not among"):
         read_examples(Source("classify", path, on_bad_row="skip"), ["no", "yes"])
 
 

@@ -38,7 +38,7 @@ def test_csv_with_quotes_commas_and_line_ends(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", 'text,pair,label\n"one, two",b,x\n"say ""hi""\nthere",c,y\nplain,d,x\n')
     file = read_rows(path, text="text", pair="pair", label="label")
     assert triples(file) == [("one, two", "b", "x"), ('say "hi"\nthere', "c", "y"), ("plain", "d", "x")]
-    assert lines_of(file) == [2, 3, 5]  # the place of a record is its first line
+    assert lines_of(file) == [2, 3, 5]  # the line number of a record is that of its first line
     assert file.skipped == 0
 
 
@@ -141,7 +141,7 @@ def test_a_huge_cell_of_parquet_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(files, "LONGEST_LINE", 1000)
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"text": ["one"] * 100 + ["x" * 1001], "label": [0] * 101}), path)
-    with pytest.raises(DataError, match=r"a\.parquet:101: the column 'text' holds 1001 bytes; at most 1000 were"):
+    with pytest.raises(DataError, match=r"a\.parquet:101: the column 'text' holds 1001 bytes; expected at most 1000"):
         triples(read_rows(path, text="text", label="label"))
 
 
@@ -179,7 +179,7 @@ FILE_COMPLAINTS: dict[str, tuple[str | bytes | None, str]] = {
     ),
     "a.doc": (
         "text\na\n",
-        "a.doc: the ending '.doc' is not that of a table; expected .csv, .tsv, .jsonl (each also with .gz "
+        "a.doc: '.doc' is not the extension of a table; expected .csv, .tsv, .jsonl (each also with .gz "
         "or .xz) or .parquet: rename or convert the file",
     ),
     "a.csv.xz": (
@@ -268,11 +268,11 @@ ROW_COMPLAINTS: dict[str, tuple[str | bytes, str]] = {
     ),
     "null.jsonl": (
         '{"text": "a", "label": 1}\n\n{"text": "b", "label": null}\n{"text": "c", "label": 2}\n',
-        "null.jsonl:3: 'label' is None; expected a text or a number",
+        "null.jsonl:3: 'label' is None; expected text or a number",
     ),
     "half.jsonl": (
         '{"text": "a", "label": 1}\n\n{"text": "b\\ud83d", "label": 1}\n{"text": "c", "label": 2}\n',
-        "half.jsonl:3: 'text' has half of a character (\\ud83d); write both halves",
+        "half.jsonl:3: 'text' has half a surrogate pair (\\ud83d); use whole characters",
     ),
 }
 
@@ -299,8 +299,7 @@ def test_deep_and_huge_json(tmp_path: Path) -> None:
 def test_when_every_row_is_bad_the_first_is_told(tmp_path: Path) -> None:
     path = write(tmp_path, "a.jsonl", '{"txt": "a"}\n{"txt": "b"}\n')
     assert message(path, on_bad_row="skip") == (
-        "a.jsonl: all of its 2 rows are bad; "
-        "the first: a.jsonl:1: this row has no 'text'; it has: txt; did you mean 'txt'?"
+        "a.jsonl: all 2 rows are bad; the first: a.jsonl:1: this row has no 'text'; it has: txt; did you mean 'txt'?"
     )
 
 
@@ -388,7 +387,7 @@ def test_columns_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         read_classes(tmp_path / "a.csv", "text,label\na,b\n", columns="text,label")
     with pytest.raises(
-        ConfigError, match=r"columns is 'text,label', which is for CSV and TSV files without a header; "
+        ConfigError, match=r"columns is 'text,label', which only applies to CSV and TSV files without a header; "
     ):
         read_classes(tmp_path / "a.jsonl", '{"text": "a", "label": "b"}\n', columns="text,label")
     for names in ("text,,label", "text,text", ""):

@@ -114,7 +114,7 @@ def test_synonyms_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"synonyms.txt:2: 'old ancient'; expected a word, a tab, and space-sep"):
         read_synonyms(path)
     path.write_text("river\triver\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"synonyms.txt: no word with a synonym in it"):
+    with pytest.raises(DataError, match=r"synonyms.txt: contains no word with a synonym"):
         read_synonyms(path)
     with pytest.raises(DataError, match="nowhere"):
         read_synonyms(tmp_path / "nowhere")

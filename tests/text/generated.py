@@ -12,7 +12,7 @@ from itertools import chain
 
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 
-# Their category changed after Unicode 3.2, in only one of the tables.
+# Characters whose category changed after Unicode 3.2, but in only one of the tables.
 RECLASSIFIED = frozenset("\u166d\u1734\u1885\u1886")
 # The published code lower-cases whole words, which gives a final sigma at the end; the native tokenizer works per
 # character.
@@ -81,7 +81,7 @@ def strings(count: int, seed: int) -> list[str]:
 
 @cache
 def _all_blocks() -> list[str]:
-    """Return characters of every Unicode block, all of the small ones; including private, unassigned and surrogates."""
+    """Return characters of every Unicode block (all in small blocks), including private, unassigned and surrogates."""
     codes = chain(
         range(0x3400),
         range(0x3400, 0xA000, 97),  # ideographs

@@ -12,7 +12,7 @@ from cloze.text.oov.ladder import Entity, Ladder
 from tests.text import reference
 
 LETTERS = "abc"
-# In none of the random vocabularies.
+# Characters that none of the random vocabularies contains.
 STRANGE = "zé☃"
 
 

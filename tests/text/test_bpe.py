@@ -47,7 +47,7 @@ def _join(spelled: list[str], pair: tuple[str, str], piece: str) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_merges_equal_a_plain_count(seed: int) -> None:
-    """Merges equal a plain count on two or three letters, where pairs overlap, recur and form equal pieces."""
+    """Merges equal those of a full recount on two or three letters; pairs overlap, recur and form equal pieces."""
     draw = random.Random(seed)
     letters = "abc"[: draw.choice((1, 2, 3))]
     counts = {

@@ -108,16 +108,16 @@ FORMAT = {"format": 1}
         (FORMAT | {"characters": 1}, r"^characters is '1'; expected true or false$"),
         (FORMAT | {"look_alikes": "no"}, r"^look_alikes is 'no'; expected true or false$"),
         (FORMAT | {"words": "cat"}, r"^words is a str; expected a list$"),
-        (FORMAT | {"words": ["cat", 3]}, r"^words, entry 1: 3; expected a text$"),
-        (FORMAT | {"words": [" "]}, r"^words, entry 0: \" \"; expected a text$"),
-        (FORMAT | {"words": ["\ud800"]}, r"^words, entry 0: \"\\ud800\"; expected a text$"),
+        (FORMAT | {"words": ["cat", 3]}, r"^words, entry 1: 3; expected a string$"),
+        (FORMAT | {"words": [" "]}, r"^words, entry 0: \" \"; expected a string$"),
+        (FORMAT | {"words": ["\ud800"]}, r"^words, entry 0: \"\\ud800\"; expected a string$"),
         (FORMAT | {"words": ["dog"]}, r"^the added word 'dog' is not in the vocabulary of its folder$"),
         (FORMAT | {"words": ["[UNK]"]}, r"^'\[UNK\]' cannot be an added word; remove it$"),
         (FORMAT | {"words": ["##s"]}, r"^'##s' cannot be an added word; remove it$"),
-        (FORMAT | {"similar": [["a"]]}, r"^similar, entry 0: \[\"a\"\]; expected 2 texts$"),
+        (FORMAT | {"similar": [["a"]]}, r"^similar, entry 0: \[\"a\"\]; expected 2 strings$"),
         (FORMAT | {"similar": {"a": "b"}}, r"^similar is a dict; expected a list$"),
-        (FORMAT | {"entities": [["x", "cat"], ["x"]]}, r"^entities, entry 1: \[\"x\"\]; expected 2 or 3 texts$"),
-        (FORMAT | {"entities": [["x", "cat", ""]]}, r"^entities, entry 0: .*; expected 2 or 3 texts$"),
+        (FORMAT | {"entities": [["x", "cat"], ["x"]]}, r"^entities, entry 1: \[\"x\"\]; expected 2 or 3 strings$"),
+        (FORMAT | {"entities": [["x", "cat", ""]]}, r"^entities, entry 0: .*; expected 2 or 3 strings$"),
         (
             FORMAT | {"entities": [["x", "dog"]]},
             r"^the entity 'x' stands for 'dog', which is not in the vocabulary; ",
@@ -134,7 +134,7 @@ def test_hostile_files(folder: Path, content: Any, message: str) -> None:
 
 def test_sizes_and_kinds_of_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ladder, "LARGEST_FILE", 20)
-    assert refusal(folder, FORMAT | {"words": []}) == "26 bytes; at most 20 were expected"
+    assert refusal(folder, FORMAT | {"words": []}) == "26 bytes; expected at most 20"
     monkeypatch.undo()
     (folder / "ladder.json").unlink()
     (folder / "ladder.json").mkdir()

@@ -82,7 +82,7 @@ def test_a_second_text_without_tokens_is_none(minilm: Tokenizer, minilm_folder: 
 
 
 def test_lower_cased_final_sigma_equals_transformers() -> None:
-    """There is no final sigma, as in transformers and all models trained with it, unlike the published code."""
+    """A final sigma is not special, as in transformers and models trained with it, unlike in the published code."""
     pieces = [*SPECIAL, "οδος", "οδοσ"]
     tokenizer = Tokenizer.from_vocabulary(pieces, lowercase=True)
     assert reference.basic_tokens("ΟΔΟΣ", lowercase=True) == ["οδος"]

@@ -46,7 +46,7 @@ def test_texts_reassemble(splitter: WordSplitter) -> None:
         ("well-known 3.5% a.b@c.org", ["well", "-", "known", "3", ".", "5", "%", "a", ".", "b", "@", "c", ".", "org"]),
         ("他研究自然语言处理。", ["他", "研究", "自然语言", "处理", "。"]),
         ("我来到北京清华大学", ["我", "来到", "北京", "清华大学"]),
-        # Not in the dictionary: found by the character model.
+        # This word is not in the dictionary; the character model finds it.
         ("他来到了网易杭研大厦", ["他", "来到", "了", "网易", "杭研", "大厦"]),
         ("买T恤,看X光", ["买", "T恤", ",", "看", "X光"]),
         ("用Python3写C++语言", ["用", "Python3", "写", "C", "+", "+", "语言"]),

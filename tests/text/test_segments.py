@@ -51,7 +51,7 @@ def test_the_longest_texts_are_truncated() -> None:
             "3 texts, but this model distinguishes 1 to 2; join some, or add segments with 'cloze extend",
         ),
         ([], None, "0 texts, but this model distinguishes 1 to 2"),
-        ("a", None, "one text was given where a list of texts was expected; put it into a list"),
+        ("a", None, "expected a list of texts, got a single text; put it into a list"),
         (["a", "b"], 2, "max_length is 2; expected room for 3 special tokens"),
     ],
 )

@@ -204,5 +204,5 @@ def test_no_stretch_is_longer_than_the_limit(unit: str, monkeypatch: pytest.Monk
     text = unit * (200_000 // len(unit))
     check(text)
     assert max(seen, default=0) <= sentences._CHUNK
-    # Each character is processed a few times at most: in a chunk, in its quotation, and where chunks overlap.
+    # Each character is processed at most a few times: in a chunk, in its quotation, and where chunks overlap.
     assert sum(seen) < 5 * len(text)

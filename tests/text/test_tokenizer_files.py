@@ -161,7 +161,7 @@ HOSTILE = {
     "id a boolean": (at("model", "vocab", "the", to=True), "has the id True"),
     "id null": (at("model", "vocab", "the", to=None), "has the id None"),
     "two with one id": (at("model", "vocab", "the", to=6), "have the same id, 6"),
-    "a gap": (at("model", "vocab", "the", to=...), "has the id 10; 10 pieces have 0 to 9"),
+    "a gap": (at("model", "vocab", "the", to=...), "has the id 10; 10 pieces must have ids from 0 to 9"),
     "no mask": (
         at("model", "vocab", to={piece: n for n, piece in enumerate(SPECIAL[:4])}),
         r"\[MASK\] missing",

@@ -1,4 +1,4 @@
-"""Vocabularies: read, written, and learned reproducibly, byte for byte."""
+"""Vocabularies are read, written, and trained reproducibly, byte for byte."""
 
 import os
 import subprocess
@@ -71,7 +71,7 @@ def test_nothing_learned_is_unknown() -> None:
         pieces = learn_pieces([ENGLISH, MIXED], 2000, lowercase=lowercase, minimum_frequency=1)
         tokenizer = Tokenizer.from_vocabulary(pieces, lowercase=lowercase)
         assert tokenizer.unknown_id not in tokenizer.encode_ids([ENGLISH + MIXED])[0]
-        # Letters of the text are known in any order.
+        # Words made of the text's letters in another order contain no unknown piece.
         assert tokenizer.unknown_id not in tokenizer.encode_ids(["tneps gnihton eht"])[0]
 
 
@@ -161,7 +161,7 @@ def test_progress_is_reported() -> None:
     assert counted[-1] == f"counting words (bytes) {bytes_read} None"
     assert "different words" in messages[len(counted)]
     assert messages[-2].startswith("learning pieces 100 ")
-    # Progress reaches the end, however many pieces were learned.
+    # Progress reaches the end, regardless of how many pieces were learned.
     assert messages[-1].startswith("learning pieces ")
     assert messages[-1].split()[-1] == messages[-1].split()[-2]
     messages.clear()

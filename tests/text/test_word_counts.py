@@ -81,7 +81,7 @@ def test_overflowing_tables_change_nothing(
     counts = _count(TEXTS, lowercase)
     monkeypatch.undo()
     assert counts == _count(TEXTS, lowercase)
-    assert len(tables) > 27  # three levels of three
+    assert len(tables) > 27  # more tables than three levels of three
     assert max(merges[:-1]) == 3
     assert merges[-1] <= 12
     assert all(len(table.splitlines()) < 300 for table in tables)
@@ -99,7 +99,7 @@ def test_one_worker_is_no_process(small_tables: None, monkeypatch: pytest.Monkey
     started = list[object]()
     monkeypatch.setattr(counting, "WorkerPool", lambda *words: started.append(words))
     _count(TEXTS, workers=1)
-    _count([ENGLISH[:300]], workers=2)  # nor for a small text
+    _count([ENGLISH[:300]], workers=2)  # no processes are started for a small text either
     assert started == []
 
 

@@ -14,7 +14,7 @@ from tests.train.made import make_bert
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Use one thread: with such small models, more threads only wait for each other."""
+    """Use one thread, because with such small models additional threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

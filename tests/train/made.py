@@ -1,4 +1,4 @@
-"""Small models, listeners and batch sources for training runs of seconds."""
+"""Small models, listeners and batch sources for training runs that take seconds."""
 
 import hashlib
 import os

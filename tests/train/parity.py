@@ -1,7 +1,7 @@
 """The same training run twice: with the product's own loop, and with a model and loss of transformers.
 
-Both use the same start, no dropout, the same batches in the same order, fp32, AdamW without weight decay on biases and
-LayerNorm, gradient clipping, linear warm-up and linear decay to zero.
+Both use the same initial weights, no dropout, the same batches in the same order, fp32, AdamW without weight decay on
+biases and LayerNorm, gradient clipping, linear warm-up and linear decay to zero.
 """
 
 from collections.abc import Callable
@@ -86,6 +86,6 @@ def _train_theirs(model: Any, batches: TaskBatches, their_loss: Callable[[Any, T
 
 
 def _rate(step: int) -> float:
-    """Return the rate: linear warm-up over the first tenth, then linear decay to zero."""
+    """Return the learning rate: linear warm-up over the first tenth, then linear decay to zero."""
     warm = STEPS // 10
     return RATE * min(1.0, (step + 1) / warm) if step < warm else RATE * (STEPS - step) / (STEPS - warm)

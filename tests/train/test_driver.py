@@ -61,7 +61,7 @@ def test_driver_builds_trains_and_finishes_once(tmp_path: Path, monkeypatch: pyt
         assert run_training(make_parts(calls), tmp_path / "run", fresh=False, progress=listener) == tmp_path / "run"
     assert calls == ["batches", "objective", "memory", "train", "finish in fp32, eval mode"]
     assert len(listener.said) == 1
-    assert "finished already" in listener.said[0]
+    assert "already finished" in listener.said[0]
 
 
 def test_early_stopping_keeps_the_best_weights_and_stops_after_its_patience(tmp_path: Path) -> None:

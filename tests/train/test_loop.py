@@ -82,7 +82,7 @@ def test_signal_between_the_parts_of_a_batch_leaves_the_step_undone(
     training = Training(data, tmp_path / "run", settings)
     with pytest.raises(Interrupted, match=f"stopped and saved at step {step}; run the same command to resume"):
         training.go()
-    assert len(done) == forward  # none of the later parts ran
+    assert len(done) == forward  # none of the later parts of the step ran
     monkeypatch.undo()
     assert (fingerprint(training.go()), training.losses()) == expected
     assert training.listener.said == ([f"resuming at step {step}"] if step else [])
@@ -277,7 +277,7 @@ class Poisoned(nn.Module):
 
 @dataclass(frozen=True)
 class Number:
-    """A batch with one number."""
+    """A batch that consists of one number."""
 
     value: Tensor
     counts: Mapping[str, int] = field(default_factory=lambda: {"numbers": 1})
@@ -285,7 +285,7 @@ class Number:
 
 
 class Numbers:
-    """Batches of one number, with another number at some steps."""
+    """Batches of one number, with a different number at some steps."""
 
     def __init__(self, poison: float, steps: range) -> None:
         self.poison, self.steps = poison, steps
@@ -464,7 +464,7 @@ def test_a_checkpoint_that_was_due_at_a_bad_batch_comes_after_it(tmp_path: Path)
 
 
 def test_a_resumed_run_keeps_precision_and_threads(tmp_path: Path) -> None:
-    """A resumed run uses the recorded precision and threads, although new timings could give other ones."""
+    """A resumed run uses the recorded precision and threads, even if new timings would choose others."""
     run = Run.open(tmp_path / "run", {})
     calls = []
 

@@ -56,7 +56,7 @@ print(kept - resident())
 @pytest.mark.skipif(sys.platform != "linux", reason="requires glibc")
 def test_idle_memory_is_returned() -> None:
     done = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, check=True)
-    assert 150 < int(done.stdout) < 250  # MB; the program used 200
+    assert 150 < int(done.stdout) < 250  # in MB; the program used 200
 
 
 def steps_with_trimming(resident: list[int]) -> list[int]:
@@ -102,7 +102,7 @@ def test_memory_is_not_returned_without_measurements() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux reports the resident memory")
 def test_resident_memory_is_that_of_this_process() -> None:
     before = resident_memory()
-    # Allocated directly from the system: memory that this process freed earlier would not count.
+    # Allocated directly from the system, because reusing memory that this process freed earlier would not be measured.
     with mmap.mmap(-1, 2**26) as block:
         for _ in range(64):
             block.write(b"x" * 2**20)

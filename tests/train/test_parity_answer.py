@@ -147,5 +147,5 @@ def test_longest_answer_is_kept_with_the_model(base: Path, tmp_path: Path) -> No
 
 
 def test_bad_stride_is_told() -> None:
-    with pytest.raises(ConfigError, match="stride is 0; at least 1 was expected"):
+    with pytest.raises(ConfigError, match="stride is 0; expected at least 1"):
         FinetuneSettings(stride=0)

@@ -96,6 +96,6 @@ def test_context_is_for_tagging(base: Path, tmp_path: Path) -> None:
             Source("classify", path), base, tmp_path / "run", settings=FinetuneSettings(max_length=8, context=True)
         )
     assert str(caught.value) == (
-        "context is for tagging, whose rows are sentences of documents; this task is to classify"
+        "context only applies to tagging, whose rows are sentences of documents; this task is to classify"
     )
     assert not (tmp_path / "run").exists()

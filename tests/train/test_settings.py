@@ -10,14 +10,14 @@ from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, Res
 from cloze.train.settings import LoopSettings, PretrainSettings
 
 WRONG = [
-    ({"steps": 0}, "steps is 0; at least 1 was expected"),
-    ({"learning_rate": 0.0}, "learning_rate is 0.0; a learning rate such as 1e-4 was expected"),
-    ({"learning_rate": float("nan")}, "learning_rate is nan; a "),
-    ({"warmup": 1.0}, "warmup is 1.0; a share of the steps"),
-    ({"weight_decay": -0.1}, "weight_decay is -0.1; a small number"),
-    ({"seed": -1}, "seed is -1; a whole number from 0"),
-    ({"seed": 2**32}, "seed is 4294967296; a whole number from 0"),
-    ({"save_every": 0}, "save_every is 0; at least 1 was expected"),
+    ({"steps": 0}, "steps is 0; expected at least 1"),
+    ({"learning_rate": 0.0}, "learning_rate is 0.0; expected a learning rate such as 1e-4"),
+    ({"learning_rate": float("nan")}, "learning_rate is nan; expected a "),
+    ({"warmup": 1.0}, "warmup is 1.0; expected a fraction of the steps"),
+    ({"weight_decay": -0.1}, "weight_decay is -0.1; expected a small number"),
+    ({"seed": -1}, "seed is -1; expected a whole number of at least 0"),
+    ({"seed": 2**32}, "seed is 4294967296; expected a whole number of at least 0"),
+    ({"save_every": 0}, "save_every is 0; expected at least 1"),
 ]
 
 
@@ -33,19 +33,19 @@ def test_loop_refuses(changes: dict[str, float], message: str) -> None:
     ("name", "least"), [("epochs", 1), ("batch_size", 1), ("max_length", 3), ("stride", 1), ("longest_answer", 1)]
 )
 def test_finetuning_refuses_too_little(name: str, least: int) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is {least - 1}; at least {least} was expected"):
+    with pytest.raises(ConfigError, match=f"{name} is {least - 1}; expected at least {least}"):
         FinetuneSettings(**{name: least - 1})  # type: ignore[arg-type]
 
 
 def test_what_would_be_passed_over_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"teacher_decay is 0\.9, but there is no teacher; set mean_teacher too"):
         FinetuneSettings(teacher_decay=0.9)
-    with pytest.raises(ConfigError, match="masking is entity; here it is token, word, ngram or span"):
+    with pytest.raises(ConfigError, match="masking is entity; expected token, word, ngram or span"):
         AdaptSettings(masking="entity")
 
 
 def test_pretraining_refuses_an_empty_batch() -> None:
-    with pytest.raises(ConfigError, match="batch_size is 0; at least 1 was expected"):
+    with pytest.raises(ConfigError, match="batch_size is 0; expected at least 1"):
         PretrainSettings(batch_size=0)
 
 
@@ -70,8 +70,14 @@ def test_steps_of_finetuning_are_whole_epochs() -> None:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"entities": Path("a.txt")}, "entities is for the masking entity, but it is token; leave out one of them"),
-        ({"similar": Path("a.txt")}, "similar is for the masking correction, but it is token; leave out one of them"),
+        (
+            {"entities": Path("a.txt")},
+            "entities only applies to the masking entity, but masking is token; leave out one of them",
+        ),
+        (
+            {"similar": Path("a.txt")},
+            "similar only applies to the masking correction, but masking is token; leave out one of them",
+        ),
         ({"long_share": 0.2}, "long_share is 0.2, but there is no second phase; give a long_length"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Fine-tuning in bfloat16: which parts use it, and which stay float32."""
+"""Fine-tuning in bfloat16: which parts use it, and which remain in float32."""
 
 import json
 import re
@@ -86,7 +86,7 @@ def test_auto_is_the_faster_precision_but_frozen_states_are_float32(
     assert reported == ["bf16", "fp32", "fp32"]
     with pytest.raises(ConfigError, match=r"^precision is bf16, but frozen states are computed once, in fp32; leave"):
         FinetuneSettings(frozen="last", precision="bf16")
-    with pytest.raises(ConfigError, match=r"^unknown precision 'fp8'; auto, fp32 or bf16 was expected$"):
+    with pytest.raises(ConfigError, match=r"^unknown precision 'fp8'; expected auto, fp32 or bf16$"):
         FinetuneSettings(precision="fp8")  # type: ignore[arg-type]
 
 

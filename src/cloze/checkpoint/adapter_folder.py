@@ -166,7 +166,7 @@ def read_adapter(folder: Path) -> AdapterFile:
     values = read_json(path)
     if values.get("format") != _FORMAT:
         raise CheckpointError(
-            f"{path}: format is {str(values.get('format'))[:50]!r}; {_FORMAT!r} was expected: is it from a newer "
+            f"{path}: format is {str(values.get('format'))[:50]!r}; expected {_FORMAT!r}: is it from a newer "
             "cloze, or from another program?"
         )
     attachment = _read_attachment(values, path)
@@ -205,7 +205,7 @@ def _read_attachment(values: Mapping[str, Any], path: Path) -> Attachment:
 
 
 def _wrong(path: Path, name: str, value: Any, expected: str) -> CheckpointError:
-    return CheckpointError(f"{path}: {name} is {str(value)[:50]!r}; {expected} was expected: fetch the folder again")
+    return CheckpointError(f"{path}: {name} is {str(value)[:50]!r}; expected {expected}; fetch the folder again")
 
 
 def _one_of(value: Any, known: Any, name: str, path: Path) -> Any:
@@ -222,7 +222,7 @@ def _whole(value: Any, name: str, path: Path) -> int:
 
 def _text(value: Any, name: str, path: Path) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
-        raise _wrong(path, name, value, "a text")
+        raise _wrong(path, name, value, "a string")
     return value
 
 
@@ -260,7 +260,7 @@ def _check_tensor(name: str, tensor: Tensor, expected: Tensor, path: Path) -> No
             f"{tuple(expected.shape)}; fetch the folder again, or use the base that it was trained on"
         )
     if not tensor.is_floating_point():
-        raise CheckpointError(f"{path}: {name} holds {tensor.dtype}; floating-point weights were expected")
+        raise CheckpointError(f"{path}: {name} holds {tensor.dtype}; expected floating-point weights")
     check_finite(name, tensor, path)
 
 
@@ -299,7 +299,7 @@ def _candidates(described: AdapterFile) -> Iterator[Path]:
 
 
 def check_base(described: AdapterFile, place: Path) -> None:
-    """Raise a ``CheckpointError`` if the base has other weights than the adapter was trained on."""
+    """Raise a ``CheckpointError`` unless the base has the weights that the adapter was trained on."""
     if find_model(place) is None:
         load_folder(place)  # raises an error that explains what is wrong
     sha256 = weights_fingerprint(place)

@@ -61,9 +61,7 @@ def _count_labels(found: Mapping[str, Tensor], layout: Layout, path: Path) -> in
     if bias is None:
         return 2
     if bias.ndim != 1 or len(bias) == 0:
-        raise CheckpointError(
-            f"{path}: classifier.bias has shape {tuple(bias.shape)}; one value per label was expected"
-        )
+        raise CheckpointError(f"{path}: classifier.bias has shape {tuple(bias.shape)}; expected one value per label")
     return len(bias)
 
 
@@ -126,7 +124,7 @@ def _take(name: str, layout: Layout, expected: Tensor, found: Mapping[str, Tenso
                 "use the config.json that this model was saved with"
             )
         if not found[part].is_floating_point():
-            raise CheckpointError(f"{path}: {part} holds {found[part].dtype}; floating-point weights were expected")
+            raise CheckpointError(f"{path}: {part} holds {found[part].dtype}; expected floating-point weights")
         check_finite(part, found[part], path)
     return joined(found[part].to(torch.float32) for part in names).contiguous()
 

@@ -101,7 +101,7 @@ def read_backbone(values: dict[str, Any], path: Path) -> type[Backbone]:
     if backbone is None:
         *others, last = map(repr, (*registered_types(), "ernie"))
         raise CheckpointError(
-            f"{path}: model_type is {model_type!r}; only {', '.join(others)} and {last} folders can be read"
+            f"{path}: model_type is {model_type!r}; only {', '.join(others)} and {last} folders are supported"
         )
     return backbone
 
@@ -163,7 +163,7 @@ def read_sentence_task(values: dict[str, Any], path: Path) -> HeadName:
         return "nsp"
     if task == "sop":
         return "sop"
-    raise CheckpointError(f"{path}: {_SENTENCE_TASK} is {str(task)[:50]!r}; 'nsp' or 'sop' was expected")
+    raise CheckpointError(f"{path}: {_SENTENCE_TASK} is {str(task)[:50]!r}; expected 'nsp' or 'sop'")
 
 
 def read_task_head(values: dict[str, Any]) -> HeadName:
@@ -180,7 +180,7 @@ def read_task_labels(values: dict[str, Any], head: HeadName, count: int, path: P
     """Return the meaning of a task head's outputs; ``count`` is the number of outputs of a labelling head."""
     own = values.get(_TASK_KEY, {})
     if not isinstance(own, dict):
-        raise CheckpointError(f"{path}: {_TASK_KEY} is {str(own)[:50]!r}; an object was expected")
+        raise CheckpointError(f"{path}: {_TASK_KEY} is {str(own)[:50]!r}; expected an object")
     kind = _read_kind(own, values, head, count, path)
     return TaskLabels(
         kind.name,
@@ -257,20 +257,20 @@ def _number(value: Any, name: str, path: Path) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise CheckpointError(f"{path}: {name} is {str(value)[:50]!r}; a positive number was expected")
+        raise CheckpointError(f"{path}: {name} is {str(value)[:50]!r}; expected a positive number")
     return float(value)
 
 
 def _count(value: Any, name: str, path: Path) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"{path}: {name} is {str(value)[:50]!r}; a whole number from 1 up was expected")
+        raise CheckpointError(f"{path}: {name} is {str(value)[:50]!r}; expected a whole number of at least 1")
     return value
 
 
 def _column(own: dict[str, Any], name: str, path: Path) -> str | None:
     value = own.get(name)
     if value is not None and (not isinstance(value, str) or not value):
-        raise CheckpointError(f"{path}: {_TASK_KEY}.{name} is {str(value)[:50]!r}; the name of a column was expected")
+        raise CheckpointError(f"{path}: {_TASK_KEY}.{name} is {str(value)[:50]!r}; expected the name of a column")
     return value
 
 

@@ -220,6 +220,6 @@ def _is_ours(folder: Path) -> bool:
 
 def _save_vocabulary(tokenizer: Tokenizer, destination: Path) -> None:
     if destination.exists() and not _is_ours(destination):
-        raise CheckpointError(f"{destination}: exists and is not a vocabulary's folder; choose another --out")
+        raise CheckpointError(f"{destination}: exists and is not a vocabulary folder; choose another --out")
     with replaced_folder(destination) as folder:
         tokenizer.save(folder)

@@ -67,7 +67,7 @@ _OURS = {
 _NUMBERED = re.compile(r"\d+_[A-Z]\w*|(pytorch_model|model)(-[\w-]+)?\.(bin|safetensors)(\.index\.json)?")
 # Maximum bytes of a model card; the longest on the hub have about 100 kB.
 CARD_LIMIT = 2**20
-# Files besides the weights that affect what a model computes.
+# Files besides the weights that affect a model's outputs.
 _DECISIVE = (
     *(CONFIG, GOOGLE_CONFIG, SAFETENSORS_INDEX, PICKLE_INDEX, PRETRAINING_HEADS),
     *("modules.json", "sentence_bert_config.json", *TOKENIZER_FILES),
@@ -146,7 +146,7 @@ def read_card(folder: Path) -> str | None:
 def _with_mean_head(
     tensors: Mapping[str, Tensor], embedding: EmbeddingSettings, values: dict[str, Any], folder: Path
 ) -> tuple[dict[str, Tensor], EmbeddingSettings]:
-    """Convert the last ``Dense`` module to the head that takes the mean; for cloze it is not part of the vectors."""
+    """Convert the last ``Dense`` module to the head that takes the mean; in cloze, it is not part of the vectors."""
     head, layout = read_mean_head(values, folder), read_layout(values)
     if embedding.unsupported is not None or not embedding.projections:
         raise CheckpointError(
@@ -156,7 +156,7 @@ def _with_mean_head(
     *others, output = embedding.projections
     named = {f"heads.{head}.output.weight": output.weight, f"heads.{head}.output.bias": output.bias}
     found = {hugging_face_names(name, layout)[0]: tensor for name, tensor in named.items()}
-    # A Normalize after the Dense would apply to the logits, so that of the vectors is in config.json.
+    # A Normalize after the Dense would apply to the logits, so config.json records whether to normalize the vectors.
     normalize = embedding.normalize or read_normalized(values, folder)
     return {**tensors, **found}, replace(embedding, projections=tuple(others), normalize=normalize)
 
@@ -164,8 +164,8 @@ def _with_mean_head(
 def usual_pooling(contents: ModelFolder) -> HeadPooling:
     """Return the default input of a new task head on this model.
 
-    A model with a head on a summary keeps its kind of input: either its pooler was trained with that head, or the head
-    takes the mean. Otherwise, the default is the mean if the model has no pooler or its folder is configured for mean
+    A model with a head on a summary vector keeps that head's input: either its pooler was trained with the head, or the
+    head takes the mean. Otherwise, the default is the mean if the model has no pooler or is configured for mean
     pooling. The head is checked first, because cloze writes modules.json for every model, even with a trained pooler.
 
     Returns:
@@ -192,7 +192,7 @@ def find_model(path: Path) -> tuple[Path, Path | None] | None:
 def config_path(folder: Path) -> Path:
     """Return the path of the configuration: config.json, or bert_config.json in a folder with PyTorch weights.
 
-    The archives of HFL (Chinese BERT-wwm, RoBERTa-wwm, MacBERT) have the latter. Without PyTorch weights,
+    The archives of HFL (Chinese BERT-wwm, RoBERTa-wwm, MacBERT) have bert_config.json. Without PyTorch weights,
     bert_config.json belongs to a TensorFlow checkpoint.
     """
     google = folder / GOOGLE_CONFIG
@@ -233,7 +233,7 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
         dtype: Type of the stored weights. float16 and bfloat16 halve the file size; they are loaded as float32.
     """
     if destination.exists() and not (destination / CONFIG).is_file() and not _is_empty(destination):
-        raise CheckpointError(f"{destination}: exists and is not a model folder; choose another place")
+        raise CheckpointError(f"{destination}: exists and is not a model folder; choose another location")
     _refuse_others_files(destination)
     model = without_attachment(contents.model)
     # The pooling settings belong to the base of a merged adapter, so they are adapted to the adapter's head.
@@ -284,13 +284,13 @@ def _refuse_others_files(folder: Path) -> None:
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     others = [name for name in names if name not in _OURS and not _NUMBERED.fullmatch(name)]
     if others:
-        raise CheckpointError(f"{folder}: holds {others[0]!r}, which would be lost; choose another place")
+        raise CheckpointError(f"{folder}: holds {others[0]!r}, which would be lost; choose another location")
 
 
 def _rounded(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Convert tensors to the type of the file; raise an error if a value overflows."""
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ConfigError(f"dtype is {dtype}; torch.float32, float16 or bfloat16 was expected")
+        raise ConfigError(f"dtype is {dtype}; expected torch.float32, float16 or bfloat16")
     rounded = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     for name, tensor in rounded.items():
         if not tensor.isfinite().all() and tensors[name].isfinite().all():
@@ -345,7 +345,7 @@ def weights_fingerprint(place: Path) -> str:
 
 
 def model_files(place: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file that affects what a model computes, by its name in the folder."""
+    """Return the SHA-256 of each file that affects a model's outputs, by its name in the folder."""
     found = find_model(place)
     assert found is not None, "the caller has found the model"
     folder, _ = found

@@ -1,8 +1,8 @@
 """Convert parameter names between cloze, Hugging Face folders and Google's TensorFlow checkpoints.
 
-Model folders use Hugging Face names, which differ between BERT and ALBERT. One difference to cloze is more than a name:
-query, key and value are one matrix in cloze and three in the folder. Architectures without a table in this module are
-saved with the names of cloze (layout "native").
+Model folders use Hugging Face names, which differ between BERT and ALBERT. One difference from cloze is more than a
+name: query, key and value are one matrix in cloze and three in the folder. Architectures without a table in this module
+are saved with the names of cloze (layout "native").
 """
 
 import re
@@ -184,7 +184,8 @@ def as_bert(values: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> t
             or task_types.shape[1:] != positions.shape[1:]
         ):
             raise CheckpointError(
-                f"{path}: use_task_id is {values['use_task_id']!r}, but {_TASK_TYPES} is missing or has a wrong size; "
+                f"{path}: use_task_id is {values['use_task_id']!r}, but {_TASK_TYPES} is missing or has the wrong "
+                f"size; "
                 "fetch the folder again"
             )
         renamed[_POSITIONS] = positions + task_types[0]

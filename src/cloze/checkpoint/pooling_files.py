@@ -57,11 +57,11 @@ def read_projection(folder: Path) -> Projection | str:
     tensors = read_weights(folder)
     weight = tensors.get("linear.weight")
     if weight is None or weight.ndim != 2:
-        raise CheckpointError(f"{folder}: linear.weight with two dimensions was expected; fetch or save it again")
+        raise CheckpointError(f"{folder}: expected linear.weight with two dimensions; fetch or save it again")
     bias = tensors.get("linear.bias", torch.zeros(len(weight)))
     if bias.shape != weight.shape[:1]:
         raise CheckpointError(
-            f"{folder}: linear.bias has {tuple(bias.shape)}, but linear.weight {tuple(weight.shape)}; "
+            f"{folder}: linear.bias has shape {tuple(bias.shape)}, but linear.weight has shape {tuple(weight.shape)}; "
             "fetch or save it again"
         )
     check_finite("linear.weight", weight, folder)
@@ -99,7 +99,7 @@ _MODES: dict[frozenset[str], Pooling] = {
     frozenset({"mean"}): "mean",
     frozenset({"max"}): "max",
     frozenset({"mean", "max"}): "mean_max",
-    # Only in cloze. sentence-transformers rejects the name; the flags of another mode would give other vectors.
+    # Exists only in cloze. sentence-transformers rejects the name; the flags of another mode would give wrong vectors.
     frozenset({"mean_words"}): "mean_words",
 }
 
@@ -133,9 +133,9 @@ def read_embedding(folder: Path) -> EmbeddingSettings:
         return EmbeddingSettings()
     modules = read_json_value(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise CheckpointError(f"{path}: a list of modules was expected")
+        raise CheckpointError(f"{path}: expected a list of modules")
     if len(modules) > _MOST_MODULES:  # all may name the same folder, whose weights would be read each time
-        raise CheckpointError(f"{path}: names {len(modules)} modules; at most {_MOST_MODULES} were expected")
+        raise CheckpointError(f"{path}: names {len(modules)} modules; expected at most {_MOST_MODULES}")
     settings = EmbeddingSettings(configured=True)
     for module in modules:
         settings = _with_module(settings, module, folder)
@@ -218,7 +218,7 @@ def _write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
 def with_pooler(settings: EmbeddingSettings, pooler: Projection | None) -> EmbeddingSettings:
     """Convert ``[CLS]`` pooling and a ``Dense`` module equal to the model's pooler to the pooling ``pooler``.
 
-    This is its form in the file, so that ``sentence-transformers`` gives the same vectors.
+    The files store ``pooler`` as these two, so that ``sentence-transformers`` gives the same vectors.
     """
     if pooler is None or settings.pooling != "cls" or not settings.projections:
         return settings
@@ -230,7 +230,7 @@ def with_pooler(settings: EmbeddingSettings, pooler: Projection | None) -> Embed
 
 
 def without_pooler(settings: EmbeddingSettings, pooler: Projection | None) -> EmbeddingSettings:
-    """Convert the pooling ``pooler`` to ``[CLS]`` pooling and a ``Dense`` module, its form in the file."""
+    """Convert the pooling ``pooler`` to ``[CLS]`` pooling and a ``Dense`` module, as it is stored in the files."""
     if settings.pooling != "pooler":
         return settings
     if pooler is None:

@@ -150,12 +150,12 @@ def read_quantized_file(path: Path, model: Backbone, made_from: str) -> Quantize
     tensors, metadata = read_safetensors_with_metadata(path)
     if metadata.get("kind") != INT8_FORMAT:
         raise CheckpointError(
-            f"{path}: not a file of this version's 'cloze quantize' ({INT8_FORMAT!r} was expected); "
+            f"{path}: not written by this version of 'cloze quantize' (expected {INT8_FORMAT!r}); "
             "run it again, or delete the file"
         )
     if metadata.get("weights") != made_from:
         raise CheckpointError(
-            f"{path}: quantized from other weights than the model's; run 'cloze quantize' again, or delete the file"
+            f"{path}: quantized from weights other than the model's; run 'cloze quantize' again, or delete the file"
         )
     weights = {name: _read(tensors, name, linear, path) for name, linear in layer_products(model)}
     if metadata.get("content", digest := _digest(tensors)) != digest:  # files of earlier versions have none
@@ -213,5 +213,5 @@ def _share(text: str, path: Path) -> float:
     except ValueError:
         share = math.nan
     if not -1 <= share <= 1.001:
-        raise CheckpointError(f"{path}: least_cosine is {text!r}; a number from -1 to 1 was expected; quantize again")
+        raise CheckpointError(f"{path}: least_cosine is {text!r}; expected a number from -1 to 1; quantize again")
     return share

@@ -32,7 +32,7 @@ _MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
     "manifest.json",
 )
 _STEP = re.compile(r"step-(\d+)")
-# The figure that says whether a checkpoint is from the stable part of a wsd schedule.
+# The figure that records whether a checkpoint is from the stable part of a wsd schedule.
 STABLE = "stable"
 
 
@@ -130,7 +130,7 @@ class StateStore:
     def _folders(self) -> dict[int, Path]:
         """Return the committed checkpoints by step, newest first; names of temporary folders do not match.
 
-        When a step is saved again, its old folder is renamed for a moment. If the process was killed during that time,
+        When a step is saved again, its old folder is temporarily renamed. If the process was killed during that time,
         the renamed folder is used.
         """
         found: dict[int, Path] = {}

@@ -112,7 +112,7 @@ def read_safetensors_with_metadata(path: Path) -> tuple[dict[str, Tensor], dict[
 
 
 def _read_header(file: BinaryIO, path: Path) -> tuple[list[tuple[str, Any]], dict[str, str]]:
-    """Return the tensors' names and entries in the order of their bytes, which follow the header, and the metadata."""
+    """Return the tensors' names and entries in the order of their data in the file, and the metadata."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(HEADER_LIMIT, size - 8):
@@ -139,21 +139,21 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[list[tuple[str, Any]], dic
 def _offsets(entry: Mapping[str, Any]) -> tuple[int, int]:
     begin, end = entry["data_offsets"]
     if type(begin) is not int or type(end) is not int:
-        raise TypeError("data_offsets are no whole numbers")
+        raise TypeError("data_offsets are not whole numbers")
     return begin, end
 
 
 def _read_tensor(file: BinaryIO, name: str, entry: Mapping[str, Any]) -> Tensor:
-    """Read the tensor at the present position of the file."""
+    """Read the tensor at the current position of the file."""
     begin, end = _offsets(entry)
     shape, dtype = entry["shape"], _TYPES[entry["dtype"]]
     if len(shape) > _MOST_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"{name}: {str(shape)[:40]} is no shape")
+        raise ValueError(f"{name}: {str(shape)[:40]} is not a valid shape")
     if math.prod(shape) * dtype.itemsize != end - begin:
-        raise ValueError(f"{name}: {end - begin} bytes do not make {shape} of {entry['dtype']}")
+        raise ValueError(f"{name}: {end - begin} bytes do not match shape {shape} of {entry['dtype']}")
     content = torch.empty(end - begin, dtype=torch.uint8)
     if file.readinto(content.numpy()) != end - begin:  # type: ignore[attr-defined]
-        raise ValueError(f"it ends within {name}")
+        raise ValueError(f"the file ends within {name}")
     return content.view(dtype).reshape(shape)
 
 
@@ -174,7 +174,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{path}: damaged or truncated PyTorch file ({reason[:120]}); fetch it again") from error
     if not isinstance(loaded, dict) or not all(_is_plain(tensor) for tensor in loaded.values()):
-        raise CheckpointError(f"{path}: a dictionary of plain tensors was expected; convert it to model.safetensors")
+        raise CheckpointError(f"{path}: expected a dictionary of plain tensors; convert it to model.safetensors")
     return {str(name): tensor for name, tensor in loaded.items()}
 
 
@@ -206,7 +206,7 @@ def _check_archive(path: Path) -> None:
     unpacked = sum(entry.file_size for entry in entries)
     if unpacked > size:
         raise CheckpointError(
-            f"{path}: its entries hold {unpacked} bytes, more than the {size} of the file; fetch it again"
+            f"{path}: its entries unpack to {unpacked} bytes, but the file has only {size}; fetch it again"
         )
 
 
@@ -217,7 +217,7 @@ def check_finite(name: str, tensor: Tensor, path: Path) -> None:
         count = int((~torch.isfinite(tensor)).sum())
         raise CheckpointError(
             f"{path}: {name} holds {count} of {tensor.numel()} values that are NaN or infinite; "
-            "finite weights were expected: fetch or save it again, or use an earlier checkpoint"
+            "expected finite weights: fetch or save it again, or use an earlier checkpoint"
         )
 
 

@@ -127,10 +127,10 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _print_help(command: str, words: Sequence[str]) -> int:
-    """Print the help page of a command; for a task, if one is named, with the flags of that task alone.
+    """Print the help page of a command; if a task is named, list only the flags of that task.
 
     Help pages are stored as text, since the imports needed to render them are slow. ``scripts/make_help_pages.py``
-    writes them, and a test compares.
+    writes them, and a test checks that they are up to date.
     """
     from cloze.cli import task_help
 
@@ -305,9 +305,7 @@ def _fill(argument: "Argument", key: str, value: Any, source: str) -> None:
     words = value if isinstance(value, list | tuple) else [value]
     expected, any_number = argument.token_count()
     if isinstance(value, list | tuple) and not any_number and len(words) != expected:
-        raise ConfigError(
-            f"{source}: {key} has {len(words)} values; {expected} {'was' if expected == 1 else 'were'} expected"
-        )
+        raise ConfigError(f"{source}: {key}: expected {expected} value{'' if expected == 1 else 's'}, got {len(words)}")
     for index, word in enumerate(words):
         argument.append(Token(keyword=key, value=str(word), source=source, index=index))
 
@@ -329,7 +327,7 @@ def _format_error(error: Exception, command: str, words: Sequence[str], flags: C
     name, values = error.argument.name, list(error.tokens_so_far)
     if values:
         expected, _ = error.argument.token_count()
-        return f"{name} is {' '.join(values)}; {expected} values were expected"
+        return f"{name} is {' '.join(values)}; expected {expected} values"
     return f"{name} is missing; 'cloze {command} --help' explains it"
 
 

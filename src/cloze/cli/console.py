@@ -259,7 +259,7 @@ class Machine:
         if self.threads is not None and self.threads < 1:
             from cloze.errors import ConfigError
 
-            raise ConfigError(f"threads is {self.threads}; at least 1 was expected")
+            raise ConfigError(f"threads is {self.threads}; expected at least 1")
         request_threads(self.threads)
         return self.device
 

@@ -84,7 +84,7 @@ def _report_unknown(texts: list[Path], vocab: Path, settings: PrepareSettings, r
         sample = list(islice(read_paragraphs(files, settings.text, skip_bad_rows=True), _SAMPLED_PARAGRAPHS))
         note = unknown_note(Tokenizer.from_folder(find_vocabulary(vocab)), sample)
         if note is not None:
-            reporter.say(f"of the first {len(sample):,} paragraphs, {note}")
+            reporter.say(f"in the first {len(sample):,} paragraphs, {note}")
 
 
 def _print_summary(folder: Path, manifest: dict[str, Any], json: bool) -> None:
@@ -151,14 +151,14 @@ def audit(
         masking: Unit of masking: token, word, ngram, span, entity or correction.
         recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.
         mask_rate: Fraction of the tokens that are selected for prediction.
-        mask_mix: Fractions of the selected tokens that are masked, replaced at random and left unchanged.
+        mask_mix: Fractions of the selected tokens that are masked, replaced with a random token, and left unchanged.
         ngrams: For n-gram and correction masking: shares of one to four words.
         entities: For entity masking: a file with one entity per line.
         similar: For correction masking: a file of similar words; by default, learned from the corpus.
         static: Static masking: number of fixed variants of examples and masks; 0: new ones in every epoch.
         batch_size: Batch size: sequences per optimizer step.
         tokens: Number of tokens to check.
-        seed: Random seed of examples and masks.
+        seed: Random seed for examples and masks.
         json: Print JSON.
     """
     from cloze.corpus.audit import audit as measure

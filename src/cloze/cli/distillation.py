@@ -263,7 +263,7 @@ def adapt(
 
 
 def print_starts(folder: Path, results: dict[str, Any]) -> None:
-    """Print the gain of each start over the direct one, and which model is kept and why."""
+    """Print the gain of each starting model over direct fine-tuning, and which model is kept and why."""
     table = [
         (name, f"{row['mean']:.4f} ± {row['deviation']:.4f}", *_gain(row), len(row["failed"]))
         for name, row in results["starts"].items()
@@ -275,7 +275,7 @@ def print_starts(folder: Path, results: dict[str, Any]) -> None:
 
 
 def _gain(row: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the gain of a start over the direct one, its interval, and whether it is significant."""
+    """Return the gain of a starting model over direct fine-tuning, its interval, and whether it is significant."""
     from cloze.tasks.comparisons import read_difference
 
     difference = read_difference(row)

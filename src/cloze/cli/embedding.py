@@ -31,7 +31,7 @@ class EmbedOptions(PredictionOptions):
 
 @dataclass(frozen=True)
 class Analysis:
-    """The other tasks of ``cloze embed`` besides embedding texts: whitening a model, or a report."""
+    """The tasks of ``cloze embed`` other than embedding texts: whitening a model, or a report."""
 
     whiten: Path | None = None
     """A file with one text per line to fit whitening on; the model is written to --out, or used by --report."""
@@ -46,11 +46,13 @@ class Analysis:
 
     def __post_init__(self) -> None:
         if self.out is not None and self.whiten is None:
-            raise ConfigError("--out is for the whitened model; name a text with --whiten, or use --output for vectors")
+            raise ConfigError(
+                "--out only applies to the whitened model; add --whiten FILE, or use --output for vectors"
+            )
         if self.whiten is not None and self.out is None and not self.report:
             raise ConfigError("--whiten needs --out FOLDER for the whitened model, or --report to try it")
         if self.dimensions is not None and self.whiten is None:
-            raise ConfigError("--dimensions is for whitening; name a text with --whiten")
+            raise ConfigError("--dimensions only applies to whitening; add --whiten FILE")
         if self.report and self.out is not None:
             raise ConfigError("--out writes the whitened model, --report tries it; use one of the two")
         if self.report and self.dimensions is not None:
@@ -173,12 +175,15 @@ def _check_flags(command: Embed, analysis: Analysis, texts: Sequence[str] | None
                 raise ConfigError(f"{flag} has no effect with {mode}; leave out one of the two")
     if analysis.out is not None and (texts or options.input is not None or options.output is not None):
         raise ConfigError(
-            f"--out writes the whitened model, and no vectors; for vectors, use --model {analysis.out} afterwards"
+            f"--out writes the whitened model but no vectors; to embed texts with it, use --model {analysis.out} "
+            f"afterwards"
         )
     if analysis.report and options.output is not None:
-        raise ConfigError("--report prints a table, and no vectors; leave out --output")
+        raise ConfigError("--report prints a table instead of vectors; leave out --output")
     if analysis.label != ANALYSIS.label and not (analysis.report and command.pair is not None):
-        raise ConfigError(f"--label {analysis.label} is for --report on pairs; give --report, --input and --pair")
+        raise ConfigError(
+            f"--label {analysis.label} only applies to --report on pairs; add --report, --input and --pair"
+        )
 
 
 def read_layers(layer: str) -> int | tuple[int, ...]:
@@ -201,7 +206,7 @@ def _whiten(model: "Model", analysis: Analysis, pooling: str | None, json: bool)
     if json:
         print_json({"folder": str(analysis.out), "texts": len(texts), "size": size})
     else:
-        print(f"{analysis.out}: vectors of {size}, whitened on {len(texts):,} texts")
+        print(f"{analysis.out}: vectors of {size} dimensions, whitened on {len(texts):,} texts")
 
 
 def _report(analysis: Analysis, command: Embed, texts: Sequence[str] | None, options: EmbedOptions) -> None:

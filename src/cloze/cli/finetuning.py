@@ -54,7 +54,7 @@ def _print_suite(results: dict[str, Any]) -> None:
     for task, score in results["tasks"].items():
         ends = _ends(score.get("interval"))
         rows.append((task, score["metric"], f"{score['mean']:.4f}", f"{score['deviation']:.4f}", ends))
-        if "mismatched" in score:  # of the kept model only
+        if "mismatched" in score:  # only for the model that is kept
             ends = _ends(score.get("mismatched_interval"))
             rows.append((f"{task}, mismatched", score["metric"], f"{score['mismatched']:.4f}", "best run alone", ends))
     average = ("average", "", f"{results['average']:.4f}", "", _ends(results.get("average_interval")))
@@ -103,9 +103,16 @@ def _ends(interval: list[float] | None) -> str:
 
 @dataclass(frozen=True)
 class FinetuneFlags(FinetuneSettings):
-    """The settings of fine-tuning as flags; the baseline, which is on by default, can be turned off."""
+    """The fine-tuning settings as flags, with a flag to turn off the baseline, which is on by default."""
 
     baseline: Annotated[bool, Parameter(negative="--no-baseline")] = FinetuneSettings.baseline
+    few: Annotated[
+        bool | None,
+        Parameter(
+            help="For classify, multilabel and regress: fit only a linear head on sentence vectors; by default, with "
+            "fewer than 500 rows, both this and fine-tuning are tried and the better model is kept."
+        ),
+    ] = FinetuneSettings.few
 
 
 Place = Annotated[Machine, Parameter(name="*")]
@@ -201,7 +208,7 @@ def evaluate(
     machine: Place = HERE,
     json: bool = False,
 ) -> None:
-    """Evaluate a fine-tuned model with the official metrics; with mlm, the loss of any model on masked words.
+    """Evaluate a fine-tuned model with the official metrics; with mlm, compute the loss of any model on masked words.
 
     'cloze evaluate TASK --help' lists only the flags of that task.
 
@@ -219,12 +226,12 @@ def evaluate(
     _check_flags(task, split, blanks, correction)
     _check_longest(task, longest_answer)
     if task == "mlm" and rows.columns is not None:
-        raise ConfigError(f"--columns is {rows.columns!r}, which is for rows of a task; leave it out for mlm")
+        raise ConfigError(f"--columns is {rows.columns!r}, which only applies to rows of a task; leave it out for mlm")
     if task == "mlm":
         _evaluate_blanks(data, model, out, rows, blanks, machine, json)
         return
     if len(data) > 1:
-        raise ConfigError(f"{task} takes one file or folder, not {len(data)}; several texts are for mlm")
+        raise ConfigError(f"{task} takes one file or folder, not {len(data)}; only mlm accepts several texts")
     if task == CORRECTION_NAME:
         evaluate_correction(data[0], model, out, rows, correction, machine, json)
         return
@@ -250,19 +257,21 @@ def _check_flags(task: str, split: str, blanks: MlmEvaluationSettings, correctio
         for field in fields(settings) if task != owner else ():
             if (value := getattr(settings, field.name)) != field.default:
                 flag = field.name.replace("_", "-")
-                raise ConfigError(f"--{flag} is {value!r}, which is for {owner}; leave it out for {task}")
+                raise ConfigError(f"--{flag} is {value!r}, which only applies to {owner}; leave it out for {task}")
     if task in ("mlm", CORRECTION_NAME) and split != "dev":
-        raise ConfigError(f"--split is {split!r}, which is for published tasks; leave it out for {task}")
+        raise ConfigError(f"--split is {split!r}, which only applies to published tasks; leave it out for {task}")
 
 
 def _check_longest(task: str, longest: int | None) -> None:
-    """Reject a maximum answer length for other tasks than answering."""
+    """Reject a maximum answer length for any task but answering."""
     from cloze.tasks.registry import find_task
 
     if longest is not None and (
         task in ("mlm", CORRECTION_NAME) or "longest_answer" not in find_task(task).kind.settings
     ):
-        raise ConfigError(f"--longest-answer is {longest}, which is for answers in texts; leave it out for {task}")
+        raise ConfigError(
+            f"--longest-answer is {longest}, which only applies to answers in texts; leave it out for {task}"
+        )
 
 
 def _predict_test_rows(source: Source, model: str, out: Path | None, machine: Machine, json: bool) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-# Rows that are read, predicted and written at once: enough to fill batches with texts of similar length.
+# Number of rows that are read, predicted and written together: enough to fill batches with texts of similar length.
 PART_ROWS = 4096
 # The default of --text: the column with the texts.
 TEXT_COLUMN = "text"
@@ -47,7 +47,7 @@ class Inputs:
 
     @property
     def kept(self) -> list[Mapping[str, object]]:
-        """Return the columns to write beside each prediction: those of the file, or else the text."""
+        """Return the columns to write next to each prediction: those of the file, or else the text."""
         return self.fields or [{"text": text} for text in self.texts]
 
 
@@ -98,7 +98,7 @@ def with_pair(arguments: Inputs | None, pair: str | None) -> Inputs | None:
 def read_stdin() -> Inputs:
     """Read standard input, one text per line; blank lines are skipped."""
     if sys.stdin.isatty():
-        raise ConfigError("no text given; name some, or use --input FILE, or pipe lines into the command")
+        raise ConfigError("no text given; pass texts as arguments, use --input FILE, or pipe lines into the command")
     try:
         return Inputs([line.rstrip("\n") for line in sys.stdin if line.strip()])
     except UnicodeDecodeError as error:

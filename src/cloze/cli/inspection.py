@@ -27,9 +27,9 @@ def heads(
 ) -> None:
     """Score every attention head for six patterns over a corpus, each against its null distribution.
 
-    The patterns are attention to the next token, the previous token, the same or related tokens, such tokens of the
-    other sentence, tokens that predict a token, and separators. Attention to the token itself and broad attention are
-    reported as well.
+    The patterns are attention to the next token, the previous token, the same or related tokens, the same tokens in the
+    other sentence, tokens that predict the current one, and separators. Attention to the token itself and broad
+    attention are reported as well.
 
     Args:
         model: A model folder, or a hub name.
@@ -44,8 +44,8 @@ def heads(
     from cloze.predict import load
     from cloze.tasks.tables import is_table
 
-    for path in filter(is_table, texts):  # whose lines would be treated as text
-        raise ConfigError(f"{path}: is a table; plain text was expected, with a blank line between documents")
+    for path in filter(is_table, texts):  # otherwise, its lines would be treated as text
+        raise ConfigError(f"{path}: is a table; expected plain text, with a blank line between documents")
     check_folder(out)
     groups = None if related is None else read_related(related)
     loaded = load(model, device=machine.use())

@@ -2,7 +2,8 @@
 
 A command is a subclass of ``Prediction``: a frozen dataclass whose fields are its settings, with methods to read
 inputs, predict a part of them, and show or write the results. ``run_prediction`` does the rest: it predicts the
-arguments or a whole file at once for the terminal, or processes a file in parts into another file (see ``resumable``).
+arguments or a whole file at once and prints the results, or processes a file in parts into another file (see
+``resumable``).
 
 Since the settings are fields of this object, all of them apply to arguments and files alike, and all are part of the
 identity of a resumable job.
@@ -40,7 +41,7 @@ class PredictionOptions:
     """Options that all prediction commands share. The docstring of a field is its flag's help."""
 
     model: str = SHIPPED_MODEL
-    """A model folder or run that has the required head, or a hub name."""
+    """A model folder or run with the required head, or a hub name."""
     input: Path | None = None
     """A file with one text per line, or a CSV, TSV, JSONL or Parquet file, whose columns are copied to the output."""
     output: Path | None = None
@@ -79,7 +80,7 @@ class Part(Protocol):
 
     @property
     def kept(self) -> Sequence[Mapping[str, object]]:
-        """Return the columns to write beside each prediction."""
+        """Return the columns to write next to each prediction."""
 
 
 PartT = TypeVar("PartT", bound=Part)
@@ -120,7 +121,7 @@ class Prediction(ABC, Generic[PartT, ResultT]):
         return beside(self.kept(part), [self.to_row(result) for result in results])
 
     def kept(self, part: PartT) -> Sequence[Mapping[str, object]]:
-        """Return the columns to write beside each prediction."""
+        """Return the columns to write next to each prediction."""
         return part.kept
 
     def predictor(self, model: "Model") -> Callable[[PartT], Sequence[ResultT]]:
@@ -132,7 +133,7 @@ class Prediction(ABC, Generic[PartT, ResultT]):
         return True
 
     def write(self, path: Path, part: PartT, results: Sequence[ResultT], survey: Survey | None = None) -> None:
-        """Write rows with the columns of the input and the prediction; ``survey`` is that of the whole input file."""
+        """Write rows with the columns of the input and the prediction; ``survey`` describes the whole input file."""
         columns = survey.columns if survey else ()
         rows = beside(self.kept(part), [self.to_row(result) for result in results], columns)
         write_rows(path, rows, columns)
@@ -232,7 +233,7 @@ def _predict_file(command: Prediction[PartT, ResultT], source: Path, output: Pat
     model = options.load()
     predict, counts = command.predictor(model), PartCounts(output)
     if output.exists() and source.exists() and output.samefile(source):
-        raise ConfigError(f"--output {output}: this is the --input itself; choose another place")
+        raise ConfigError(f"--output {output}: this is the --input itself; choose another location")
     rows = min(SLOW_PART_ROWS, inputs.PART_ROWS) if command.slow else inputs.PART_ROWS
     unchanged = UnchangedFile(source)
     # A pipe can be read only once, so there is no first pass over it.

@@ -55,12 +55,12 @@ def extend(
         words: A file with one word per line; each gets a vocabulary entry that matches whole words only.
         entities: A map from names to known words: TSV (name, words, optional type) or JSONL.
         characters: Split words that would be [UNK] into known characters.
-        look_alikes: Replace unknown characters by their variants: full-width, compatibility, without accents.
+        look_alikes: Replace unknown characters with known variants: full-width, compatibility forms, or no accents.
         similar: A tab-separated map between characters, such as traditional to simplified; enables --look-alikes.
         positions: Maximum sequence length; new positions start as copies of the old ones, in order.
         segments: Number of segment embeddings; new ones start as copies of the last one.
         start: Initial vectors of new words: pieces (the mean of the vectors of a word's pieces) or random.
-        seed: Random seed of random initial vectors.
+        seed: Random seed for the initial vectors.
         json: Print JSON.
     """
     check_folder(out)
@@ -95,7 +95,7 @@ def _print_extended(done: "ExtensionReport", *, words: bool, lengthened: bool) -
         )
     if done.known:
         shown = ", ".join(done.known[:5]) + (", ..." if len(done.known) > 5 else "")
-        print(f"{len(done.known):,} known already: {shown}")
+        print(f"{len(done.known):,} already known: {shown}")
 
 
 def convert(source: str, destination: Path, /, *, half: bool = False, json: bool = False) -> None:
@@ -203,7 +203,7 @@ def quantize(
     machine: Annotated[Machine, Parameter(name="*")] = HERE,
     json: bool = False,
 ) -> None:
-    """Write int8 weights beside a model, and compare with float32: size, speed, similarity, score.
+    """Write int8 weights next to a model, and compare them with float32: size, speed, similarity, score.
 
     Args:
         model: A model folder, or a hub name.
@@ -219,7 +219,7 @@ def quantize(
         raise ConfigError(f"{model} belongs to an installed package and is not changed; give --out FOLDER for a copy")
     check_folder(out)
     if machine.use() not in (None, "cpu"):
-        raise ConfigError(f"device is {machine.device}, but int8 is for the CPU; leave it out")
+        raise ConfigError(f"device is {machine.device}, but int8 only runs on the CPU; leave it out")
     from cloze.cli.inputs import bundled_paragraphs, gather_texts
     from cloze.predict.quantization.quantize import quantize as run
     from cloze.tasks.rows import Source
@@ -247,7 +247,10 @@ def quantize(
         print("int8 changes this model's vectors too much for --precision auto; --precision int8 uses it anyway")
     elif report.far:
         far = ", ".join(report.far)
-        print(f"int8 changes unusual texts more than others ({far}); if yours are similar, give some with --input")
+        print(
+            f"int8 changes unusual texts more than others ({far}); if your texts are like these, measure them with "
+            f"--input"
+        )
 
 
 def export(
@@ -257,7 +260,7 @@ def export(
     machine: Annotated[Machine, Parameter(name="*")] = HERE,
     json: bool = False,
 ) -> None:
-    """Write a model as an ONNX graph, with the tokenizer's files beside it.
+    """Write a model as an ONNX graph, with the tokenizer's files next to it.
 
     Args:
         model: A model folder, or a hub name.
@@ -276,7 +279,7 @@ def export(
 
 
 def models(*, json: bool = False) -> None:
-    """List the models that commands know by name: shipped, installable with pip, and downloaded from the hub before.
+    """List the models that commands know by name: shipped, installable with pip, or previously downloaded from the hub.
 
     The shipped model, cloze-mini, is for trying every command offline, for filling blanks and scoring English texts,
     and as a starting point for pre-training and fine-tuning. Do not use it for sentence vectors and search (models

@@ -29,7 +29,7 @@ _WHITE = re.compile("[\t\r\n]+")
 
 
 def check_file(path: Path, endings: Sequence[str] = (), flag: str = "--output") -> None:
-    """Reject an output file that cannot be written, before any work is done; missing folders are no error.
+    """Reject an output file that cannot be written, before any work is done; missing parent folders are not an error.
 
     The file is locked until the command ends, so that no other command writes to it.
 
@@ -40,7 +40,7 @@ def check_file(path: Path, endings: Sequence[str] = (), flag: str = "--output") 
     """
     if endings and path.suffix not in endings:
         expected = " or ".join(filter(None, [", ".join(endings[:-1]), endings[-1]]))
-        raise ConfigError(f"{flag} {path}: {expected} was expected")
+        raise ConfigError(f"{flag} {path}: expected {expected}")
     if path.is_dir():
         raise ConfigError(f"{flag} {path}: this is a folder; name a file in it")
     _check_place(path.parent, f"{flag} {path}")
@@ -68,7 +68,7 @@ def _check_place(path: Path, shown: str) -> None:
     try:
         existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     except OSError as error:  # a name that is too long, for example
-        raise ConfigError(f"{shown}: cannot be created ({error.strerror}); choose another place") from error
+        raise ConfigError(f"{shown}: cannot be created ({error.strerror}); choose another location") from error
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         reason = "cannot be written to" if existing.is_dir() else "is a file"
         raise ConfigError(f"{shown}: {existing} {reason}; choose another folder")
@@ -156,7 +156,7 @@ def _write_quoted(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, 
 
 
 def _write_tabbed(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
-    """Write TSV without quoting, as TSV files are read here: a tab or line break in a cell becomes a space."""
+    """Write TSV without quoting, as cloze also reads it: a tab or line break in a cell becomes a space."""
     cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
     lines = ("\t".join(_WHITE.sub(" ", cell) for cell in line) + "\n" for line in cells)
     path.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
@@ -183,7 +183,7 @@ def _json(value: object) -> str:
 
 
 def _finite(value: object) -> object:
-    """Replace NaN and infinities, which JSON lacks, by None."""
+    """Replace NaN and infinities, which JSON lacks, with None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -222,7 +222,7 @@ def arrow_schema(kept: Sequence[Mapping[str, object]], before: Any, path: Path) 
 def _table(kept: Sequence[Mapping[str, object]], schema: Any = None) -> Any:
     import pyarrow as arrow
 
-    names = _names(kept)  # of all rows; by default, Arrow uses the names of the first row only
+    names = _names(kept)  # from all rows; by default, Arrow uses only the names in the first row
     return arrow.Table.from_pylist([{name: fields.get(name) for name in names} for fields in kept], schema=schema)
 
 
@@ -268,7 +268,8 @@ def _join_tables(parts: Sequence[Path], path: Path, *, quoted: bool) -> None:
                     file.write(part_header)
                 elif part_header != header:
                     raise DataError(
-                        f"{part}: its rows have other columns than those before them; write .jsonl, which allows it"
+                        f"{part}: its columns differ from those of the preceding rows; write a .jsonl file instead, "
+                        f"where columns may differ"
                     )
                 header = part_header
                 shutil.copyfileobj(source, file)

@@ -31,7 +31,7 @@ class Fill(TextPrediction["list[list[Filled]] | list[FilledTogether]"]):
 
     def __post_init__(self) -> None:
         if self.rounds is not None and not self.joint:
-            raise ConfigError("--rounds is for --joint; without it each blank is predicted once")
+            raise ConfigError("--rounds only applies to --joint; without it, each blank is predicted once")
 
     def predict(self, model: "Model", part: Inputs) -> "list[list[list[Filled]]] | list[list[FilledTogether]]":
         """Fill the blanks of each text."""
@@ -91,7 +91,7 @@ class Score(TextPrediction["ScoredText"]):
         return model.score(part.texts)
 
     def to_row(self, result: "ScoredText") -> Row:
-        """Return the log-probability, the perplexity, the losses per word and character, and maybe those of tokens."""
+        """Return log-probability, perplexity, losses per word and character, and with ``--tokens`` those of tokens."""
         row: Row = {
             "log_probability": result.total,
             "perplexity": result.perplexity,
@@ -168,14 +168,14 @@ def follows(
     pair: str = Follows.pair,
     options: PairOptions = TABLE_OPTIONS,
 ) -> None:
-    """Predict how likely the second text follows the first (next sentence prediction).
+    """Predict how likely it is that the second text follows the first (next sentence prediction).
 
     Args:
         text: The column with the first texts.
         pair: The column with the texts that may follow.
     """
     if (first is None) != (second is None) or (first is None) == (options.input is None):
-        raise ConfigError("two texts were expected: cloze follows FIRST SECOND; or --input FILE with one pair per row")
+        raise ConfigError("expected two texts: cloze follows FIRST SECOND; or --input FILE with one pair per row")
     arguments = None
     if first is not None and second is not None:
         arguments = Inputs([first], [second], [{"first": first, "second": second}])
@@ -286,7 +286,7 @@ def answer(
     """Find the answer to a question in a text; with several texts, in each of them.
 
     Args:
-        top: Number of answers per question; above 1, an output file also has a column with all of them.
+        top: Number of answers per question; if above 1, an output file also gets a column that lists all of them.
         longest_answer: Maximum answer length in tokens; by default, as the model was fine-tuned, or 30.
         text: The column with the questions.
         pair: The column with the texts that may contain the answers.
@@ -299,7 +299,7 @@ def _read_questions(question: str | None, contexts: Sequence[str] | None, path: 
     if path is not None:
         return read_arguments([question] if question else None, path)
     if question is None or not contexts:
-        raise ConfigError("a question and a text were expected: cloze answer QUESTION CONTEXT; or --input FILE")
+        raise ConfigError("expected a question and a text: cloze answer QUESTION CONTEXT; or --input FILE")
     rows: list[Mapping[str, object]] = [{"question": question, "context": context} for context in contexts]
     return Inputs([question] * len(contexts), list(contexts), rows)
 
@@ -314,7 +314,7 @@ class Prompts:
 
     @property
     def kept(self) -> Sequence[Mapping[str, object]]:
-        """Return the columns to write beside each choice."""
+        """Return the columns to write next to each choice."""
         rows = zip(self.texts, self.options, strict=True)
         return self.fields or [{"prompt": prompt, "options": "|".join(options)} for prompt, options in rows]
 
@@ -396,5 +396,5 @@ def _read_prompt(prompt: str | None, options: Sequence[str] | None, path: Path |
     if path is not None:
         return None
     if prompt is None or not options:
-        raise ConfigError("a prompt and options were expected: cloze choose PROMPT OPTION OPTION; or --input FILE")
+        raise ConfigError("expected a prompt and options: cloze choose PROMPT OPTION OPTION; or --input FILE")
     return Prompts([prompt], [options])

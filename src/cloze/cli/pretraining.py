@@ -38,7 +38,7 @@ def pretrain(
     Args:
         out: The folder of the run.
         model: A model folder to start from, instead of a new model.
-        extend: A run with the schedule wsd to continue from before its decay; steps and hours count from its start.
+        extend: A run with the wsd schedule, continued from before its decay; steps and hours count from its start.
         recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.
         fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
@@ -71,7 +71,7 @@ def plan(
     machine: Place = HERE,
     json: bool = False,
 ) -> None:
-    """Estimate memory, time and loss of pre-training with the same flags; runs a few steps and writes nothing.
+    """Estimate memory, time and loss of a pretrain command with the same flags; run a few steps and write nothing.
 
     Args:
         model: A model folder to start from, instead of a new model.

@@ -1,6 +1,6 @@
 """Resumable file jobs: an input of any size is processed and written in parts, so that memory use stays constant.
 
-While a job runs, the folder ``OUTPUT.parts`` beside the output contains one finished file per part, and ``work.json``,
+While a job runs, the folder ``OUTPUT.parts`` next to the output contains one finished file per part, and ``work.json``,
 which identifies the job. Re-running the same command resumes after the last finished part; a command with other
 settings is rejected. At the end, the parts are joined into one file and the folder is removed.
 
@@ -28,7 +28,7 @@ from cloze.progress import Progress
 
 Part = TypeVar("Part")
 WORK = "work.json"
-_PART = re.compile(r"\d{6,}\.\w+(\.json)?")  # a part, or its counts
+_PART = re.compile(r"\d{6,}\.\w+(\.json)?")  # file name of a part or of its counts
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ResumableJob(Generic[Part]):
         """Process all parts into one file, resuming a previous run of the same job.
 
         Args:
-            parts: The input, in parts. A single part is written directly, without a folder beside the output.
+            parts: The input, in parts. A single part is written directly, without a folder next to the output.
             total: Number of rows in all parts, if it is known.
             output: The file to write.
             progress: Receives the number of finished rows.
@@ -120,7 +120,7 @@ def _disk_errors(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ClozeError(f"{output}: cannot be written ({error.strerror or error}); choose another place") from error
+        raise ClozeError(f"{output}: cannot be written ({error.strerror or error}); choose another location") from error
 
 
 def _open_folder(folder: Path, identity: Mapping[str, Any], output: Path) -> None:
@@ -140,7 +140,7 @@ def _open_folder(folder: Path, identity: Mapping[str, Any], output: Path) -> Non
         name = changed[0]
         raise DataError(
             f"{folder}: belongs to a job with other settings ({name} was {before.get(name)!r}, is {identity[name]!r}); "
-            "pass --fresh to start over, or give another --output"
+            "pass --fresh to start over, or choose another --output"
         )
 
 
@@ -153,14 +153,14 @@ def _delete_parts(folder: Path) -> None:
     if not os.path.lexists(folder):
         return
     if folder.is_symlink() or not folder.is_dir():
-        raise DataError(f"{folder}: is not a folder of unfinished work; give it another name, or give another --output")
+        raise DataError(f"{folder}: is not a folder of unfinished work; rename it, or choose another --output")
     paths = list(folder.iterdir())
     foreign = sorted(path.name for path in paths if path.name != WORK and not _PART.fullmatch(path.name))
     foreign = [name for name in foreign if not is_ours(folder / name)]
     if foreign:
         raise DataError(
             f"{folder}: contains {foreign[0]!r}, which cloze did not write, but unfinished work is stored there; "
-            "give that folder another name, or give another --output"
+            f"rename that folder, or choose another --output"
         )
     with _disk_errors(folder):
         for path in paths:
@@ -172,7 +172,7 @@ def _delete_parts(folder: Path) -> None:
 
 
 def file_identity(path: Path) -> list[str]:
-    """Return the path of a file and the SHA-256 of its content, which is empty for a pipe."""
+    """Return the path of a file and the SHA-256 of its content; for a pipe, the digest is an empty string."""
     if not path.is_file():
         return [str(path.resolve()), ""]
     with path.open("rb") as file:
@@ -199,7 +199,7 @@ class UnchangedFile:
 
 
 class PartCounts:
-    """Counts over all parts of a job. Those of each part are stored beside it, so that they survive a resume."""
+    """Counts over all parts of a job. The counts of each part are stored next to it, so that they survive a resume."""
 
     def __init__(self, output: Path) -> None:
         self._output = output
@@ -226,7 +226,7 @@ class _RowRate:
         self._start, self._processed = perf_counter(), 0
 
     def advance(self, done: int, rows: int) -> None:
-        """Report that ``done`` rows are finished in all, ``rows`` of them since the last call."""
+        """Report that ``done`` rows are finished in total, ``rows`` of them since the last call."""
         self._processed += rows
         rate = self._processed / max(perf_counter() - self._start, 1e-9)
         self._progress.advance(self._name, done, self._total, rows_per_second=rate)

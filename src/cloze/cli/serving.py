@@ -41,7 +41,7 @@ class Access:
         for source, key in sources.items():
             # An empty variable or file is a mistake, for instance of a script, and must not disable access control.
             if key is not None and not key.strip():
-                remedy = "give a key (openssl rand -hex 24 makes one), or leave it out to need none"
+                remedy = "give a key (openssl rand -hex 24 generates one), or leave it out to need none"
                 raise ConfigError(f"{source} is empty; {remedy}")
         keys = {key for key in sources.values() if key is not None}
         if len(keys) > 1:

@@ -28,7 +28,7 @@ class TagOptions(PredictionOptions):
     """Options of ``cloze tag``, which also supports column files."""
 
     input: Path | None = None
-    """A file: one text per line; CSV, TSV, JSONL or Parquet; or one word per line (.conll). Its columns are kept."""
+    """A file: one text per line; CSV, TSV, JSONL or Parquet; or one word per line (.conll). Columns are copied."""
     output: Path | None = None
     """Where to write: .jsonl, .csv, .tsv, or .conll (word and tag per line). Re-running the command resumes it."""
 
@@ -39,12 +39,12 @@ class Sequences:
 
     texts: Sequence[str] | Sequence[Sequence[str]]
     fields: Sequence[Mapping[str, object]] = ()  # the columns of a table
-    columns: "Sentences | None" = None  # of a column file
+    columns: "Sentences | None" = None  # the sentences of a column file
     order: Sequence[int] = ()
 
     @property
     def kept(self) -> Sequence[Mapping[str, object]]:
-        """Return the columns to write beside each prediction: those of a table, or else the text."""
+        """Return the columns to write next to each prediction: those of a table, or else the text."""
         from cloze.tasks.tagging.examples import join_words
 
         return self.fields or [{"text": text if isinstance(text, str) else join_words(text)[0]} for text in self.texts]

@@ -1,6 +1,6 @@
 """``cloze finetune TASK --help`` and ``cloze evaluate TASK --help``: the page of a command with the flags of one task.
 
-Which flags apply follows from the ``TaskKind`` descriptors. Importing them takes longer than help should, so
+The ``TaskKind`` descriptors determine which flags apply. Importing them takes too long for help, so
 ``scripts/make_help_pages.py`` stores the result in ``help/tasks.json`` and the page is filtered when it is printed.
 """
 
@@ -25,7 +25,7 @@ SUITES = ("glue", "clue")
 # A new entry of a help page is indented by at most this many columns; its further lines are indented more.
 _ENTRY_INDENT = 5
 _FLAG = re.compile(r"│[ *]*--([a-z-]+)")
-# The paragraph of the whole page that points to those of the tasks.
+# The paragraph of the full page that points to the pages of the tasks.
 _POINTER = re.compile(r"'cloze \w+ TASK --help'[^╭]*\n\n")
 _TASK_ARGUMENT = re.compile(r"│ \*  TASK ")
 _NAMED_COLUMNS = ("text", "pair", "label", "options")
@@ -37,14 +37,14 @@ def page(command: str, task: str) -> str:
     """Return the help page of a command for one task.
 
     Raises:
-        ConfigError: If there is no such task, with the name that may have been meant.
+        ConfigError: If there is no such task; the message suggests a similar name.
     """
     name = task.lower()
     entries: list[dict[str, str]] = json.loads(INDEX.read_text(encoding="utf-8"))[command]
     tasks = {one: entry for entry in entries for one in entry["tasks"].split()}
     if name not in tasks:
         if name in SUITES:
-            raise ConfigError(f"{name} is several tasks; name one of them")
+            raise ConfigError(f"{name} is a suite of several tasks; name one of them")
         raise ConfigError(f"unknown task {task!r}{did_you_mean(name, tasks)}")
     hidden = {"TASK", *tasks[name]["hidden"].split()}
     lines = PAGES.joinpath(f"{command}.txt").read_text(encoding="utf-8").split("\n")

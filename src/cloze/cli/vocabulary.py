@@ -53,7 +53,7 @@ def vocab(
     casing = "cased" if learned.cased else "uncased, accents kept" if learned.keep_accents else "uncased"
     print(f"{learned.folder}: {learned.size:,} pieces, {casing}")
     print(
-        f"{fit.words:,} words, {fit.distinct_words:,} different; {fit.one_piece:.1%} are one piece, "
+        f"{fit.words:,} words, {fit.distinct_words:,} distinct; {fit.one_piece:.1%} are one piece, "
         f"{fit.unknown:.2%} [UNK]; {fit.pieces_per_word:.3f} pieces per word"
     )
 
@@ -69,7 +69,7 @@ def tokens(
     bare: bool = False,
     json: bool = False,
 ) -> None:
-    """Show the pieces, ids, segments and offsets of texts, and which out-of-vocabulary rung handled each word.
+    """Show the pieces, ids, segments and offsets of texts, and which out-of-vocabulary fallback handled each word.
 
     Args:
         model: A model folder, or any folder with a vocabulary.
@@ -121,7 +121,7 @@ def coverage(
         minimum: Minimum count of a suggested word.
         text: The column with the texts, in JSONL and Parquet files.
         on_bad_row: On a malformed row of JSONL or Parquet: stop, or skip it.
-        output: A .tsv file for the suggested words, best first; 'cloze extend --words' reads it.
+        output: A .tsv file for the suggested words, best first; 'cloze extend --words' accepts it.
         json: Print JSON.
     """
     from cloze.corpus.documents import read_paragraphs
@@ -130,15 +130,15 @@ def coverage(
 
     for name, value in (("top", top), ("best", best), ("minimum", minimum)):
         if value < 1:
-            raise ConfigError(f"{name} is {value}; at least 1 was expected")
+            raise ConfigError(f"{name} is {value}; expected at least 1")
     if output is not None:
-        check_file(output, (".tsv",))  # which 'cloze extend --words' reads
+        check_file(output, (".tsv",))  # the format that 'cloze extend --words' accepts
     tokenizer = _tokenizer(model)
     with Reporter() as reporter:
         paragraphs = read_paragraphs(texts, text, skip_bad_rows=on_bad_row == "skip")
         measured = measure_coverage(paragraphs, tokenizer, minimum=minimum, progress=reporter)
     if not measured.words:
-        raise DataError(f"{', '.join(map(str, texts))}: no word in it; give a text to read")
+        raise DataError(f"{', '.join(map(str, texts))}: contains no words; give a text with words")
     if output is not None:
         write_rows(output, [asdict(candidate) for candidate in measured.candidates[:best]])
     if json:
@@ -160,7 +160,7 @@ def _print_coverage(measured: "Coverage", top: int, best: int) -> None:
     )
     if measured.unknown:
         shown = ", ".join(f"{form[:20]} ({count:,})" for form, count in measured.unknown[:10])
-        print(f"most frequent [UNK]: {shown}")
+        print(f"most frequent words that become [UNK]: {shown}")
     if not measured.candidates:
         print("no word is worth adding")
         return

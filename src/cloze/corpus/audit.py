@@ -101,7 +101,7 @@ class _Counts:
 def audit(batches: PretrainingBatches, tokens: int) -> Audit:
     """Build and check examples: at least ``tokens`` tokens, or all variants if masking is static."""
     if tokens < 1:
-        raise ConfigError(f"tokens is {tokens}; at least 1 was expected")
+        raise ConfigError(f"tokens is {tokens}; expected at least 1")
     counts, step, probabilities = _Counts(), 0, _unchanged_probabilities(batches)
     batches.steps_in(0)  # plan the epoch first, to exclude it from the measured time
     while counts.tokens < tokens and not (batches.static and batches.epoch_at(step) >= batches.static):
@@ -148,7 +148,7 @@ def _count_words(
     chosen: NDArray[np.bool_],
     room: Ids,
 ) -> None:
-    """Count partly selected words, sequences with budget left for another word, drawn lengths and fates."""
+    """Count partially selected words, sequences with budget left for another word, drawn lengths and fates."""
     starts, entities = batches.masker.words(sequences)
     words = np.cumsum(starts.reshape(-1)) - 1  # [CLS], at the start of each row, is a separate word
     sizes = np.bincount(words)
@@ -170,7 +170,7 @@ def _count_words(
 
 
 def _independent_fates(batches: PretrainingBatches, batch: PretrainingBatch, sequences: Sequences) -> NDArray[np.bool_]:
-    """Return which selected tokens drew their own fate: all, or the first of each span or word that shares one."""
+    """Return which selected tokens drew their own fate: all, or only the first of each span or word that shares one."""
     if batch.boundaries is not None:
         return np.asarray(batch.boundaries[:, 2] == 0)
     if batches.masks.masking == "correction":
@@ -199,7 +199,7 @@ def _unchanged_probabilities(batches: PretrainingBatches) -> _Probabilities:
     """Return, for each piece, the probability that a random replacement equals it: (V,)."""
     ordinary, pieces = batches.masker.ordinary, batches.tokenizer.pieces
     groups = [ordinary]
-    if batches.masks.masking == "correction":  # word starts are replaced by word starts, ## pieces by ## pieces
+    if batches.masks.masking == "correction":  # word starts are replaced with word starts, ## pieces with ## pieces
         continues = np.asarray([pieces[number].startswith(CONTINUATION) for number in ordinary.tolist()])
         groups = [ordinary[~continues], ordinary[continues]]
     probabilities = np.zeros(batches.tokenizer.size)
@@ -237,7 +237,7 @@ def _count_replacements(
 def _count_wrong_similar(
     tables: WordTables, batch: PretrainingBatch, sequences: Sequences, originals: Ids, seen: Ids
 ) -> int:
-    """Count the words that were not replaced by a similar word although the tables have one."""
+    """Count the words that were not replaced with a similar word although the tables have one."""
     words = (np.cumsum(sequences.starts.reshape(-1)) - 1)[batch.positions]
     firsts = np.flatnonzero(np.diff(words, prepend=-1) != 0)
     lasts = np.append(firsts[1:], len(words))

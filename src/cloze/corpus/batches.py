@@ -108,9 +108,9 @@ class PretrainingBatches:
             tables: Word tables for entity and correction masking.
         """
         if batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size}; at least 1 was expected")
+            raise ConfigError(f"batch_size is {batch_size}; expected at least 1")
         if static < 0:
-            raise ConfigError(f"static is {static}; a number of variants was expected, or 0 for new ones each epoch")
+            raise ConfigError(f"static is {static}; expected a number of variants, or 0 for new ones each epoch")
         check_seed(seed)
         self.corpus, self.tokenizer = corpus, tokenizer
         self.batch_size, self.examples, self.masks, self.seed, self.static = batch_size, examples, masks, seed, static
@@ -153,7 +153,7 @@ class PretrainingBatches:
         """Return the planned examples of a step, or of a part of its rows."""
         if not 0 <= part < parts <= self.batch_size:
             raise ConfigError(
-                f"part {part} of {parts} of a batch of {self.batch_size}; expected parts of at least a sequence"
+                f"part {part} of {parts} of a batch of {self.batch_size}; expected parts of at least one sequence"
             )
         epoch, place = self._locate(step)
         self._prepare(epoch)
@@ -181,9 +181,9 @@ class PretrainingBatches:
         return change_copies(sequences, generators, self.examples, self.tokenizer.pad_id)
 
     def _draw(self, examples: Examples) -> Draws:
-        """Draw random numbers, (B, STREAMS, T). Those of a row do not depend on the width of the batch.
+        """Draw random numbers, (B, STREAMS, T). The numbers of a row do not depend on the width of the batch.
 
-        Philox computes its numbers from a key and a counter, so a row's numbers follow from the row's counter alone.
+        Philox computes its numbers from a key and a counter, so a row's numbers depend only on the row's counter.
         """
         bits = np.random.Philox(key=self._key)
         generator, state = np.random.Generator(bits), bits.state
@@ -217,7 +217,7 @@ class PretrainingBatches:
         return count
 
     def _prepare(self, epoch: int) -> None:
-        """Plan an epoch unless it is the one that was planned last."""
+        """Plan an epoch unless it was the last one to be planned."""
         variant = epoch % self.static if self.static else epoch
         if variant != self._variant:
             generator = np.random.default_rng([self.seed, _PLANS, variant])

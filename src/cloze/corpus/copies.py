@@ -1,6 +1,6 @@
 """Copy pairs: ``[CLS] A [SEP] A' [SEP]``, where A' is A with words dropped or moved, and one side is masked.
 
-Most masked tokens of such a pair can be copied from the other side, once the model has found where they are there. So
+Most masked tokens of such a pair can be copied from the other side, once the model has found their positions there. So
 it learns early to compare two segments token by token, which full sentences do not teach and next-sentence prediction
 teaches slowly. Only one side is masked, so that the answer is always visible on the other.
 
@@ -16,7 +16,7 @@ from cloze.corpus.sampling import SPECIAL_TOKENS, START, STOP, EpochPlan, Flags,
 from cloze.corpus.settings import SHORTEST, ExampleSettings
 from cloze.corpus.shards import Corpus
 
-_MOVED_SHARE = 0.5  # of the copies, in which words are moved
+_MOVED_SHARE = 0.5  # fraction of the copies in which words are moved
 
 
 def plan_copies(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> EpochPlan:
@@ -43,14 +43,14 @@ def change_copies(
         pad_id: Id of the padding token.
 
     Returns:
-        The changed sequences, as wide as before; rows are shorter by what was dropped.
+        The changed sequences, as wide as before; rows are shorter by the dropped words.
     """
     ids, segments, lengths = sequences.ids.copy(), sequences.segments.copy(), sequences.lengths.copy()
     free, starts = sequences.free.copy(), sequences.starts.copy()
     for row, generator in enumerate(generators):
         begin, end = _copy_range(sequences, row)
         order = _changed_order(sequences.starts[row, begin:end], generator, settings)
-        stop = begin + len(order)  # where the second [SEP] goes
+        stop = begin + len(order)  # position of the second [SEP]
         ids[row, begin:stop] = sequences.ids[row, begin + order]
         starts[row, begin:stop] = sequences.starts[row, begin + order]
         ids[row, stop], starts[row, stop] = sequences.ids[row, end], True
@@ -70,13 +70,13 @@ def _copy_range(sequences: Sequences, row: int) -> tuple[int, int]:
 
 
 def _changed_order(starts: Flags, generator: np.random.Generator, settings: ExampleSettings) -> Ids:
-    """Return which tokens of A' are kept, in their new order: (N,) -> (at most N,)."""
+    """Return the indices of the tokens of A' that are kept, in their new order: (N,) -> (at most N,)."""
     words = np.cumsum(starts) - 1  # the word of each token; truncation may have cut the first one
     words -= words[0]
     count = int(words[-1]) + 1
     keys = np.arange(count, dtype=float)
     if generator.random() < _MOVED_SHARE:
-        # Adding less than the distance to the indices moves a word by fewer places than that.
+        # Adding less than the distance to the indices moves a word by fewer positions than that.
         keys += generator.random(count) * settings.move_distance
     kept = generator.random(count) >= settings.drop_share
     kept[int(generator.integers(count))] = True  # never an empty copy

@@ -5,8 +5,8 @@ one document per row (``corpus/record_files.py``). All formats but Parquet may b
 ``.zst``).
 
 Files are read in ranges that start and end between documents. A range is read paragraph by paragraph, in pieces of at
-most one megabyte, so memory use depends neither on the size of the file nor on that of a document. ``ParagraphReader``
-reads several ranges of several files in any of these formats.
+most one megabyte, so memory use does not depend on the size of the file or of a document. ``ParagraphReader`` reads
+several ranges of several files in any of these formats.
 """
 
 import codecs
@@ -73,7 +73,7 @@ def format_of(path: Path) -> Format:
     ending = next((ending for ending in COMPRESSED if name.endswith(ending)), "")
     kind = name.removesuffix(ending).rpartition(".")[2]
     if kind in ("csv", "tsv"):  # headers, labels and commas would become text
-        raise DataError(f"{path}: is a table; expected documents: plain text, or a column of .jsonl or .parquet")
+        raise DataError(f"{path}: is a table; expected plain text, or .jsonl or .parquet with a column of documents")
     if kind == "parquet":
         return "parquet"
     return "jsonl" if kind in ("jsonl", "ndjson", "json") else "text"

@@ -24,8 +24,8 @@ from cloze.workers import usable_cores
 
 # Scripts whose combining marks are accents, by the first word of their Unicode names; "" for marks without a letter.
 _WITH_ACCENTS = {"LATIN", "GREEK", "CYRILLIC", ""}
-# Sample from the beginning of the text that is searched for vowel signs, and the number of signs that triggers the
-# warning: a few foreign words have fewer.
+# Size of the sample from the beginning of the text that is searched for vowel signs, and the number of signs that
+# triggers the warning; a few foreign words have fewer.
 _SAMPLED_PARAGRAPHS, _SAMPLED_CHARACTERS, _FEWEST_SIGNS = 2000, 1000, 20
 
 
@@ -92,7 +92,7 @@ def learn_vocabulary(
     folder, paths = Path(out), [Path(text) for text in texts]
     # Do not overwrite a folder that holds other files, such as a model.
     if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= TOKENIZER_FILES):
-        raise DataError(f"{folder}: exists and is not a vocabulary's folder; choose another --out")
+        raise DataError(f"{folder}: exists and is not a vocabulary folder; choose another --out")
     first = first_entries(settings.layout, settings.unused)
     guaranteed = [row.word for row in read_word_list(Path(words))] if words is not None else []
     counts = count_words(

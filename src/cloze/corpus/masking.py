@@ -18,18 +18,19 @@ are harder to predict: the pieces of a word often give each other away.
     ngram        one to four consecutive words, with probabilities 40, 30, 20 and 10 % (Cui et al. 2020, section 3.1)
     span         one to ten consecutive words, geometrically distributed (Joshi et al. 2020, section 3.1)
     entity       first entities from a dictionary, each as a whole, then whole words (Sun et al. 2019, section 3.3)
-    correction   selected like ngram, but replaced by similar words instead of ``[MASK]`` (Cui et al. 2020, section 3.1)
+    correction   selected like ngram, but replaced with similar words instead of ``[MASK]`` (Cui et al. 2020, section
+    3.1)
 
-Replacement. A selected token becomes ``[MASK]`` (80 %), becomes a random word (10 %) or stays unchanged (10 %). Inputs
-of a task never contain ``[MASK]``, so the model must not learn to make predictions only where it sees one. The three
-outcomes are called fates here. Which tokens share a fate follows the code of each paper: each token has its own fate
-with token, word, ngram and entity masking, even within a word; all tokens of a span share one (adjacent spans are
+Replacement. A selected token becomes ``[MASK]`` (80 %), becomes a random word (10 %) or stays unchanged (10 %). Task
+inputs never contain ``[MASK]``, so the model must not learn to predict only where it sees one. The three outcomes are
+called fates here. Whether tokens share a fate depends on the strategy, as in each paper's code: each token has its own
+fate with token, word, ngram and entity masking, even within a word; all tokens of a span share one (adjacent spans are
 treated as one); all tokens of a word share one with correction masking.
 
 All randomness comes from an array of random numbers that the caller passes in, so every batch is reproducible.
 
-Dimensions: B sequences, T tokens, W words, M selected tokens of the batch. A flat position numbers all (B, T) tokens
-row by row.
+Dimensions: B sequences, T tokens, W words, M selected tokens of the batch. Flat positions number all B x T tokens row
+by row.
 """
 
 from dataclasses import dataclass
@@ -46,10 +47,10 @@ from cloze.text.vocabulary import CONTINUATION
 
 Fates = NDArray[np.uint8]
 
-# Fates of a selected token: masked, replaced by a random word, or unchanged. Correction masking uses a similar word
+# Fates of a selected token: masked, replaced with a random word, or unchanged. Correction masking uses a similar word
 # instead of the mask.
 HIDDEN, REPLACED, KEPT = range(3)
-NO_SIMILAR = 3  # correction masking knows no similar word and uses a random one
+NO_SIMILAR = 3  # correction masking has no similar word and uses a random one
 
 # Random numbers per token: order of selection, number of words in a run, fate, and replacement.
 STREAMS = 4
@@ -82,9 +83,9 @@ class Masker:
 
     def __init__(self, tokenizer: Tokenizer, settings: MaskSettings, tables: WordTables) -> None:
         if settings.masking == "entity" and not tables.entities:
-            raise ConfigError("masking is entity, but there are no entities; name a file of them with --entities")
+            raise ConfigError("masking is entity, but there are no entities; give a file of them with --entities")
         if settings.masking == "correction" and not tables.similar:
-            raise ConfigError("masking is correction, but no similar words are known; name a file with --similar")
+            raise ConfigError("masking is correction, but no similar words are known; give a file with --similar")
         self._settings, self.tables = settings, tables
         self._mask_id = tokenizer.mask_id
         self._finder = EntityFinder(tables.entities) if settings.masking == "entity" else None
@@ -257,7 +258,7 @@ def _select_runs(sizes: Ids, taken: Flags, trials: Ids, budget: Ids, wanted: Ids
     smallest = np.where(taken, budget.max() + 1, sizes).min(axis=1)  # (B,), tokens of the smallest free word
     steps = np.arange(wanted.max())  # (S,), offsets of words within the longest run
     for trial in trials[:, : int((~taken).sum(axis=1).max())].T:
-        rows = np.flatnonzero(left >= smallest)  # (R,); in other rows, no word fits any more
+        rows = np.flatnonzero(left >= smallest)  # (R,); in other rows, no remaining word fits
         if len(rows) == 0:
             break
         word = trial[rows]  # (R,)

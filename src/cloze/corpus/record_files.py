@@ -70,7 +70,7 @@ def _parse(stream: TextStream, number: int, line: bytes, column: str) -> str:
 
 
 def read_parquet(path: Path, file_range: FileRange, column: str, on_bad_row: OnBadRow) -> Iterator[Paragraph]:
-    """Yield the paragraphs of some row groups of a Parquet file; only a few rows are in memory at once."""
+    """Yield the paragraphs of the row groups in ``file_range`` of a Parquet file; few rows are in memory at once."""
     with open_parquet(path, column) as file:
         number = file_range.first
         groups = list(range(file_range.start, min(file_range.stop, file.num_row_groups)))
@@ -114,7 +114,7 @@ def _value(path: Path, number: int, column: str, value: Any) -> str:
     size = len(text.as_buffer()) if text is not None and text.is_valid else 0
     if size > LONGEST_ROW:
         raise RowError(
-            f"{place}: the column {column!r} holds {size} bytes; at most {LONGEST_ROW} were expected: shorten the text "
+            f"{place}: the column {column!r} holds {size} bytes; expected at most {LONGEST_ROW}: shorten the text "
             "or use --on-bad-row skip"
         )
     try:
@@ -184,7 +184,9 @@ def iter_documents(data: Any, column: str) -> Iterator[list[str]]:
         paragraphs = list(value) if isinstance(value, list | tuple) else [value]
         for text in paragraphs:
             if not isinstance(text, str):
-                raise DataError(f"document {number}: {text!r:.40} is not text; expected text or a list of paragraphs")
+                raise DataError(
+                    f"document {number}: {text!r:.40} is not a string; expected a string or a list of strings"
+                )
             _check_characters(text, number)
         lines = [line.strip() for text in paragraphs for line in text.split("\n") if line.strip()]
         if lines:

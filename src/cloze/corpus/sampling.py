@@ -5,9 +5,9 @@ the corpus, so several whole sentences are one range of tokens, called a chunk h
 of chunks, without reading any tokens; ``assemble`` then reads the examples of a batch. An example consists of ``[CLS]``
 and its chunks, each followed by ``[SEP]``: two chunks for sentence pairs, one or more for full sentences.
 
-    nsp   next-sentence prediction (Devlin et al. 2019, section 3.1): B follows A, or is from another document
+    nsp   next-sentence prediction (Devlin et al. 2019, section 3.1): B follows A, or comes from another document
     sop   sentence-order prediction (Lan et al. 2020, section 3.1): A and B are adjacent, or swapped
-    relation  like nsp, but half of the wrong pairs have a B from elsewhere in A's document
+    relation  like nsp, but half of the negative pairs have a B from elsewhere in A's document
     copy  B is a copy of A with words dropped and moved (``copies.py``)
     none  FULL-SENTENCES (Liu et al. 2019, section 4.2): as many whole sentences as fit. At the end of a document, a
           ``[SEP]`` and the next document follow. All tokens have segment 0.
@@ -45,12 +45,12 @@ Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
-RELATION_SHARE = 2 / 3  # of the pairs of relations, B does not follow A
+RELATION_SHARE = 2 / 3  # fraction of relation pairs in which B does not follow A
 _BLOCK = 4096  # random numbers per block
 # With fewer documents, plain loops are faster than arrays.
 _MANY = 24
 # Columns of a walk: document; token positions where A starts, B starts and B stops; target length in tokens; whether
-# the pair is wrong (random or swapped). If A is a single sentence with nothing after it, _MIDDLE equals STOP.
+# the pair is negative (random or swapped). If A is a single sentence with nothing after it, _MIDDLE equals STOP.
 _DOCUMENT, START, _MIDDLE, STOP, _TARGET, _WRONG = range(6)
 
 
@@ -103,8 +103,8 @@ def plan_next_sentences(corpus: Corpus, settings: ExampleSettings, generator: np
     """
     if corpus.document_count < 2:
         raise DataError(
-            f"the corpus has {corpus.document_count} document; next-sentence prediction takes its wrong answers from "
-            "other documents, so at least two are needed: put a blank line between documents, or use --objective sop "
+            f"the corpus has {corpus.document_count} document; next-sentence prediction takes its negatives from "
+            f"other documents, so at least two are needed: put a blank line between documents, or use --objective sop "
             "or none"
         )
     walk = walk_documents(corpus, settings, generator, returns_rest=True)
@@ -117,11 +117,11 @@ def plan_next_sentences(corpus: Corpus, settings: ExampleSettings, generator: np
 
 
 def plan_relations(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> EpochPlan:
-    """Plan an epoch of relations: B follows A, is from another document, or from elsewhere in A's, a third each.
+    """Plan an epoch of relations: in a third each, B follows A, comes from another document, or from elsewhere in A's.
 
-    Negatives from the same document share its topic and words, so that the model has to compare the segments and cannot
-    rely on the topic alone. A document with nothing outside A and the sentence after it has no such negatives, and gets
-    one from another document.
+    Negatives from the same document share its topic and words, so the model has to compare the segments and cannot rely
+    on the topic alone. If a document contains only A and the sentence after it, the negative comes from another
+    document.
     """
     next_sentences = plan_next_sentences(corpus, replace(settings, random_share=RELATION_SHARE), generator)
     chunks, labels = next_sentences.chunks.reshape(-1, 2, 3).copy(), next_sentences.labels.copy()
@@ -135,7 +135,7 @@ def plan_relations(corpus: Corpus, settings: ExampleSettings, generator: np.rand
 def _segments_elsewhere(corpus: Corpus, pairs: Ids, generator: np.random.Generator) -> tuple[Ids, Flags]:
     """Return sentences of A's document that neither overlap A nor follow it, (N, 2), and whether there are any, (N,).
 
-    They are at most as long as the present B, so that the sequences stay within their maximum length.
+    They are at most as long as the current B, so that the sequences stay within their maximum length.
     """
     starts, stops = pairs[:, 0, 0], pairs[:, 0, 1]
     wanted = pairs[:, 1, 1] - pairs[:, 1, 0]
@@ -178,9 +178,9 @@ def walk_documents(
 ) -> Ids:
     """Walk through each document and record where examples start, split and stop: (E, 6).
 
-    An example starts where the one before it in the document stops, so a document cannot be processed at once. Instead,
-    one wave takes one example of every document, as NumPy arrays. When few documents are left, a plain loop finishes
-    each of them. ``returns_rest`` (nsp): the sentences that a random B displaces start the next example.
+    An example starts where the previous one of the document stops, so a document cannot be processed in one step.
+    Instead, one wave takes one example of every document, as NumPy arrays. When few documents are left, a plain loop
+    finishes each of them. ``returns_rest`` (nsp): the sentences that a random B displaces start the next example.
     """
     documents, starts = np.arange(corpus.document_count), corpus.documents[:-1]
     waves = [np.zeros((0, 6), np.int64)]
@@ -314,7 +314,8 @@ def plan_full_sentences(corpus: Corpus, settings: ExampleSettings, generator: np
         places = corpus.sentences[corpus.documents[document] : corpus.documents[document + 1] + 1].tolist()
         start, end = places[0], places[-1]
         while start < end:
-            # The last sentence end that fits; one of the tokens left is for [SEP], and there may not be room for that.
+            # The last sentence end that fits; one of the remaining tokens is reserved for [SEP], which may not fit
+            # either.
             stop = places[max(1, bisect_right(places, start + left - 1)) - 1]
             if stop <= start:  # not even one sentence fits
                 if left < room:  # finish this sequence and try again in an empty one

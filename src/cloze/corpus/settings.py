@@ -47,7 +47,7 @@ class VocabularySettings:
     workers: int | None = None
     """Number of worker processes; by default, one per core. It does not affect the result."""
     text: str = "text"
-    """Column with the texts in JSONL and Parquet files."""
+    """The column with the texts in JSONL and Parquet files."""
     on_bad_row: Literal["stop", "skip"] = "stop"
     """On a malformed row of JSONL or Parquet: stop, or skip it. Plain text that is not UTF-8 is always an error."""
 
@@ -60,9 +60,9 @@ class VocabularySettings:
         if self.cased and self.keep_accents:
             raise ConfigError("cased and keep_accents are both set, but cased keeps accents anyway; use one of the two")
         if self.workers is not None and self.workers < 1:
-            raise ConfigError(f"workers is {self.workers}; at least 1 was expected")
+            raise ConfigError(f"workers is {self.workers}; expected at least 1")
         if self.unused is not None and self.unused < 0:
-            raise ConfigError(f"unused is {self.unused}; a number of entries was expected, 0 or more")
+            raise ConfigError(f"unused is {self.unused}; expected a number of entries, 0 or more")
 
     @property
     def strip_accents(self) -> bool:
@@ -88,7 +88,7 @@ class PrepareSettings:
     seed: int = 0
     """Random seed for choosing the held-out documents."""
     text: str = "text"
-    """Column with the texts in JSONL and Parquet files."""
+    """The column with the texts in JSONL and Parquet files."""
     on_bad_row: Literal["stop", "skip"] = "stop"
     """On a malformed row of JSONL or Parquet: stop, or skip and count it. Text that is not UTF-8 is always an error."""
     words: Path | None = None
@@ -103,9 +103,9 @@ class PrepareSettings:
     def __post_init__(self) -> None:
         check_types(self)
         if not 0 <= self.held_out < 1:
-            raise ConfigError(f"held_out is {self.held_out}; a share from 0 up to, not including, 1 was expected")
+            raise ConfigError(f"held_out is {self.held_out}; expected a fraction of at least 0 and below 1")
         if not 0 < self.shard_size <= 1024:
-            raise ConfigError(f"shard_size is {self.shard_size}; megabytes above 0, up to 1024, were expected")
+            raise ConfigError(f"shard_size is {self.shard_size}; expected more than 0 and at most 1024 megabytes")
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,14 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
-            raise ConfigError(f"workers is {self.workers}; at least 1 was expected")
+            raise ConfigError(f"workers is {self.workers}; expected at least 1")
         if self.memory < 1:
-            raise ConfigError(f"memory is {self.memory}; at least 1 gigabyte was expected")
+            raise ConfigError(f"memory is {self.memory}; expected at least 1 gigabyte")
         if self.engine == "slurm" and not self.partition:
             raise ConfigError("engine is slurm, but partition is missing; 'sinfo' lists the partitions of the cluster")
         for value in self.sbatch:
             if not value.partition("=")[0] or "=" not in value:
-                raise ConfigError(f"sbatch is {value!r}; name=value was expected, as in account=physics")
+                raise ConfigError(f"sbatch is {value!r}; expected name=value, as in account=physics")
 
 
 @dataclass(frozen=True)
@@ -162,20 +162,20 @@ class ExampleSettings:
         if self.max_length < SHORTEST:
             raise ConfigError(f"max_length is {self.max_length}; a pair of segments needs at least {SHORTEST} tokens")
         if self.max_length > LONGEST:
-            raise ConfigError(f"max_length is {self.max_length}; at most {LONGEST:,} tokens were expected")
+            raise ConfigError(f"max_length is {self.max_length}; expected at most {LONGEST:,} tokens")
         if self.move_distance < 0:
-            raise ConfigError(f"move_distance is {self.move_distance}; a number of words was expected, 0 for none")
+            raise ConfigError(f"move_distance is {self.move_distance}; expected a number of words, or 0 for none")
         for name in ("short_share", "random_share", "drop_share"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; a share from 0 to 1 was expected")
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a fraction from 0 to 1")
 
 
 @dataclass(frozen=True)
 class MaskSettings:
     """Unit and proportions of masking.
 
-    By default 15 % of tokens are selected, of which 80 % are masked, 10 % replaced and 10 % kept. With correction
-    masking, the first 80 % get a similar word instead of ``[MASK]``.
+    By default 15 % of tokens are selected, of which 80 % are masked, 10 % replaced with a random token and 10 % left
+    unchanged. With correction masking, the first 80 % get a similar word instead of ``[MASK]``.
     """
 
     masking: Masking = "token"
@@ -193,15 +193,15 @@ class MaskSettings:
         if self.masking not in get_args(Masking):
             raise ConfigError(f"masking is {self.masking!r}{did_you_mean(self.masking, get_args(Masking))}")
         if not 0 < self.rate < 1:
-            raise ConfigError(f"mask rate is {self.rate}; a share between 0 and 1 was expected")
+            raise ConfigError(f"mask rate is {self.rate}; expected a fraction between 0 and 1")
         if len(self.mix) != 3 or not _are_shares(self.mix):
-            raise ConfigError(f"mask mix is {self.mix}; three shares that add up to 1 were expected, as 0.8 0.1 0.1")
+            raise ConfigError(f"mask mix is {self.mix}; expected three fractions that add up to 1, such as 0.8 0.1 0.1")
         if not _are_shares(self.ngrams):
-            raise ConfigError(f"ngrams is {self.ngrams}; shares that add up to 1 were expected, as 0.4 0.3 0.2 0.1")
+            raise ConfigError(f"ngrams is {self.ngrams}; expected fractions that add up to 1, such as 0.4 0.3 0.2 0.1")
         if not 0 < self.geometric < 1:
-            raise ConfigError(f"geometric is {self.geometric}; a probability between 0 and 1 was expected, as 0.2")
+            raise ConfigError(f"geometric is {self.geometric}; expected a probability between 0 and 1, such as 0.2")
         if self.longest < 1:
-            raise ConfigError(f"longest is {self.longest}; at least 1 word was expected")
+            raise ConfigError(f"longest is {self.longest}; expected at least 1 word")
 
     @property
     def run_shares(self) -> tuple[float, ...]:
@@ -217,7 +217,7 @@ class MaskSettings:
 def check_seed(seed: int) -> None:
     """Raise ``ConfigError`` for a seed that is out of range; NumPy rejects negative seeds."""
     if not 0 <= seed < 2**32:
-        raise ConfigError(f"seed is {seed}; a whole number from 0 up to 2**32 was expected")
+        raise ConfigError(f"seed is {seed}; expected a whole number of at least 0 and below 2**32")
 
 
 def _are_shares(values: tuple[float, ...]) -> bool:

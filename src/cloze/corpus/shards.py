@@ -170,7 +170,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class _Shard:
-    """The offsets of one split of a shard, read and checked. Of the larger files, only the sizes are checked."""
+    """The offsets of one split of a shard, read and checked. For the larger files, only the sizes are checked."""
 
     folder: Path
     split: Split
@@ -266,7 +266,8 @@ def verify_corpus(folder: Path) -> int:
     manifest = read_manifest(folder)
     if Tokenizer.from_folder(folder).digest != manifest["recipe"]["vocabulary"]:
         raise DataError(
-            f"{folder}: its vocabulary is not the one that the text was prepared with; prepare it again, with --fresh"
+            f"{folder}: its vocabulary differs from the one that the text was prepared with; prepare it again, with "
+            f"--fresh"
         )
     for shard in manifest["shards"]:
         for name, recorded in shard["files"].items():

@@ -77,7 +77,7 @@ def open_word_tables(
 def _characters(table: SimilarTable, tokenizer: Tokenizer) -> frozenset[int]:
     """Return the ids of Chinese characters in a table from a file.
 
-    Learned tables are not used: they hold related words, not likely mistakes.
+    Learned tables are not used, because they hold related words, not likely mistakes.
     """
     singles = ((word[0], tokenizer.pieces[word[0]]) for word in table if len(word) == 1)
     return frozenset(number for number, piece in singles if len(piece) == 1 and is_ideograph(piece))
@@ -90,7 +90,7 @@ class EntityFinder:
         self._phrases = PhraseMatcher(Phrase(ids, ids, _ENTITY) for ids in entities)
 
     def join(self, sequences: Sequences, budget: Ids) -> tuple[Flags, Flags]:
-        """Join the words of each entity to one; return the first tokens of words and of entities: (B, T), (B, T).
+        """Join the words of each entity into one; return the first tokens of words and of entities: (B, T), (B, T).
 
         An entity larger than the budget of its sequence could never be selected, so its words stay separate.
         """
@@ -136,8 +136,8 @@ def replace_with_similar(
 ) -> tuple[Ids, Flags]:
     """Return the model's input at the selected positions, and which tokens have no similar word: (M,), (M,).
 
-    A word is replaced by a similar word with the same number of pieces. If the table only has characters of a Chinese
-    word, one of them is replaced, like a typing mistake. If it has none, the word is replaced by random pieces.
+    A word is replaced by a similar word with the same number of pieces. If the table lacks a Chinese word but has some
+    of its characters, one of them is replaced, like a typing error. Otherwise, the word is replaced with random pieces.
 
     Args:
         targets: Original ids, (M,).
@@ -168,7 +168,7 @@ def replace_with_similar(
 def _replace_character(
     word: list[int], draws: Draws, similar: SimilarTable, characters: Characters
 ) -> Sequence[int] | None:
-    """Return the word with one character replaced by a similar one, or None if no character has a similar one."""
+    """Return the word with one character replaced with a similar one, or None if no character has a similar one."""
     places = [place for place, piece in enumerate(word) if piece in characters]
     if not places:
         return None
@@ -218,16 +218,16 @@ def learn_similar_table(corpus: Corpus, tokenizer: Tokenizer, seed: int) -> Simi
     text, words = _frequent_words(tokens, starts, tokenizer)
     if len(words) < 3:
         raise DataError(
-            f"the corpus has {len(words)} words that occur {_RAREST} times, too few to learn similar words; "
-            "use more text, or name a file with --similar"
+            f"the corpus has {len(words)} words that occur {_RAREST} times, too few to learn similar words; use more "
+            f"text, or give a file with --similar"
         )
     nearest = _nearest(_vectors(_cooccurrence(text, len(words))), np.array([len(word) for word in words]))
     table = {word: tuple(words[other] for other in others) for word, others in zip(words, nearest, strict=True)}
     table = {word: others for word, others in table.items() if others}
     if not table:
         raise DataError(
-            f"none of the {len(words)} frequent words of the corpus occurs in the same contexts as another; "
-            "use more text, or name a file of similar words with --similar"
+            f"none of the {len(words)} frequent words of the corpus occurs in the same contexts as another; use more "
+            f"text, or give a file of similar words with --similar"
         )
     return table
 
@@ -308,7 +308,7 @@ def _nearest(vectors: NDArray[np.float64], sizes: Ids) -> Sequence[list[int]]:
     for start in range(0, len(vectors), 512):
         cosines = vectors[start : start + 512] @ vectors.T
         cosines[sizes[start : start + 512, None] != sizes] = -1
-        cosines[np.arange(len(cosines)), np.arange(start, start + len(cosines))] = -1  # itself
+        cosines[np.arange(len(cosines)), np.arange(start, start + len(cosines))] = -1  # a word is not its own neighbour
         best = np.argsort(-cosines, axis=1, kind="stable")[:, :_NEIGHBOURS]
         nearest += [row[cosines[line, row] > _LEAST_COSINE].tolist() for line, row in enumerate(best)]
     return nearest

@@ -1,10 +1,10 @@
 """Attention patterns, their null distributions, and the score and labels of every head.
 
 A pattern is a boolean matrix of targets: it is true where a head that follows only this pattern would attend from the
-row's token to the column's token. Six patterns are those described for BERT's heads: next word, previous word, same or
-related words, the same in the other sentence, predictive words, and separators. Attention to the token itself is the
-seventh; without it, such heads would be forced into one of the six. The score of a head is its attention on targets,
-averaged over the tokens that have targets: 1 if all attention is on targets.
+row's token to the column's token. Six patterns are those described in the literature for BERT's heads: next word,
+previous word, same or related words, the same in the other sentence, predictive words, and separators. Attention to the
+token itself is the seventh; without it, such heads would be forced into one of the six. The score of a head is its
+attention on targets, averaged over the tokens that have targets: 1 if all attention is on targets.
 
 The null is the score of the same attention with shuffled targets. Since only the targets change, the null preserves
 other properties of a head, such as the number of tokens it attends to, or its attention on special tokens:
@@ -12,10 +12,11 @@ other properties of a head, such as the number of tokens it attends to, or its a
 - next, previous: permute the order of the ordinary tokens;
 - same, other: permute the identities of the tokens. Sentence boundaries do not change, so that a head gains nothing by
   attending to the other sentence in general;
-- predictive: give each token the targets of another token at the same distances, so that a head is not labelled
+- predictive: give each token the targets of another token, shifted to the same distances, so that a head is not
+labelled
   predictive only because it attends to its neighbours, which are often predictive;
 - separators: use the same number of random positions as separators;
-- self: replace each token by another ordinary token.
+- self: replace each token with another ordinary token.
 
 ``ScoreAccumulator`` adds the sequences one at a time and stores only sums, so that the memory of a survey does not grow
 with the amount of attention. ``assign_labels`` decides which scores lead to a label.
@@ -125,7 +126,7 @@ def _permute_matrix(matrix: BoolArray, orders: NDArray[np.int64]) -> BoolArray:
 def _permute_rows_by_distance(
     predictive: BoolArray, ordinary: BoolArray, shuffles: int, generator: np.random.Generator
 ) -> BoolArray:
-    """Give each token the targets of another one at the same distances, wrapping around at the end: (R, T, T)."""
+    """Give each token another token's targets, at the same distances, wrapped around at the end: (R, T, T)."""
     positions = np.flatnonzero(ordinary)
     count = len(positions)
     # Row a, column d: the ordinary token that is d after a.
@@ -257,10 +258,10 @@ class ScoreAccumulator:
         """Return the mean and the threshold of the shuffled scores, (P, K) each.
 
         The threshold is the number of standard deviations above the mean that only the given fraction of shuffles
-        exceeds in any head and pattern (maximum statistic; Westfall and Young, 1993), so that the error rate holds for
+        exceeds for any head and pattern (maximum statistic; Westfall and Young, 1993), so that the error rate holds for
         the survey, not for a single test. Mean and deviation come from one half of the shuffles and the threshold from
-        the other: shuffles that contribute to the deviation would look less extreme than the true order, which does
-        not contribute.
+        the other: shuffles that contribute to the deviation would look less extreme than the true order, which does not
+        contribute.
         """
         scores = _ratio(np.asarray(self._null_masses), np.asarray(self._null_counts))  # (P, R, K)
         fitted, held_out = np.array_split(scores, 2, axis=1)
@@ -301,7 +302,7 @@ def assign_labels(scores: Scores, settings: HeadSettings) -> list[tuple[str, ...
 
     A head gets a pattern as a label if the lower bound of its interval exceeds the threshold of the null and the score
     of uniform attention, and its excess over both is at least ``settings.effect``. "broad" is not compared with a
-    null: uniform attention is one itself.
+    null: uniform attention is itself a null.
     """
     with np.errstate(invalid="ignore"):  # NaN means not measured, which gives no label
         holds = (

@@ -79,7 +79,7 @@ def removal_gains(
         with without_heads(model.bert, [(layer, head)]):
             gain = evaluate().gain_over(whole)
         if gain is None:
-            raise RequestError("the evaluation has no scores of rows; evaluate the model on labelled rows")
+            raise RequestError("the evaluation has no scores per row; evaluate the model on labelled rows")
         gains[layer, head] = gain
         progress.advance("heads", done, len(heads))
     return gains
@@ -109,9 +109,7 @@ def head_importance(
     if "sequence" not in model.heads or kind is None or kind.targets not in ("index", "number"):
         raise RequestError("importance needs a model that was fine-tuned to classify or regress; load one")
     if len(targets) != len(texts) or not texts:
-        raise RequestError(
-            f"{len(targets)} targets for {len(texts)} texts; one for each was expected, and at least one"
-        )
+        raise RequestError(f"{len(targets)} targets for {len(texts)} texts; expected one per text, and at least one")
     encodings, config = model.tokenizer.encode_batch(texts, pairs), model.bert.config
     totals = torch.zeros(config.layers, config.heads, dtype=torch.float64)
     for indices in batches([len(encoding.ids) for encoding in encodings]):

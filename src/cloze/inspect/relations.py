@@ -52,7 +52,7 @@ def read_related(path: Path) -> WordGroups:
             for word in words:
                 groups[word] = groups.get(word, frozenset()) | {lines.number}
     if not groups:
-        raise DataError(f"{path}: no word in it; expected groups of related words, one group per line")
+        raise DataError(f"{path}: contains no words; expected groups of related words, one group per line")
     return groups
 
 

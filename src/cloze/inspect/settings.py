@@ -37,7 +37,7 @@ class HeadSettings:
     examples: int = 2
     """Number of example sequences per label of a head."""
     seed: int = 0
-    """Random seed of the survey."""
+    """Random seed for the survey."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -51,13 +51,13 @@ class HeadSettings:
             ("examples", 0),
         ):
             if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}; at least {least} was expected")
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least {least}")
         for name in ("false_rate", "effect", "broad", "related_share"):
             if not 0 < getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; a share between 0 and 1 was expected")
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a fraction between 0 and 1")
         # One half of the shuffles gives the null's mean and deviation, the other half its threshold.
         if self.false_rate * (self.shuffles // 2 + 1) < 1:
             raise ConfigError(
                 f"shuffles is {self.shuffles}, too few for a false_rate of {self.false_rate}; "
-                f"at least {2 * round(1 / self.false_rate)} were expected"
+                f"expected at least {2 * round(1 / self.false_rate)}"
             )

@@ -48,7 +48,8 @@ from cloze.text.encoding import Word
 _PARAGRAPHS_PER_SEQUENCE = 20
 # With fewer ordinary tokens, a head has too few tokens to attend to.
 _FEWEST_TOKENS = 6
-# Added to the number of targets when ranking examples, because one target of one is weaker evidence than nine of ten.
+# Added to the number of targets when ranking examples, because one hit out of one is weaker evidence than nine out of
+# ten.
 _SMOOTHING = 2.0
 
 
@@ -101,7 +102,7 @@ def draw_samples(
     if len(samples) < FEWEST_SEQUENCES:
         raise DataError(
             f"{len(samples)} sequences of {_FEWEST_TOKENS} tokens or more in the text; "
-            f"at least {FEWEST_SEQUENCES} were expected, and hundreds are better: give more text"
+            f"expected at least {FEWEST_SEQUENCES}, and hundreds are better: give more text"
         )
     return samples
 
@@ -244,7 +245,9 @@ def survey_heads(
     """
     settings, progress = settings or HeadSettings(), progress or Silent()
     if model.bert.reader is not None:
-        raise RequestError("this model reads frozen states, whose heads are those of its base; survey the base")
+        raise RequestError(
+            "this model uses the frozen states of a base model, which has the attention heads; survey the base"
+        )
     samples = draw_samples(
         documents,
         model.tokenizer,

@@ -1,12 +1,12 @@
 """Adapters: small modules that are trained for one task while the base model stays frozen.
 
-There are three kinds: bottleneck networks in every layer (``houlsby``; Houlsby et al., 2019), low-rank changes of the
+There are three kinds: bottleneck networks in every layer (``houlsby``; Houlsby et al., 2019), low-rank updates of the
 query and value projections (``lora``; Hu et al., 2021), and a reader of frozen states (``features``; model/heads.py).
 An adapter is a set of modules with paths in the model. Installing it, and restoring the base, only swaps references and
 copies no weights, so one loaded base can serve many tasks.
 
 LoRA changes the query and value projections, the best choice for a given number of parameters in the paper. After
-training, the change can be added to the weights, which removes its cost.
+training, the update can be added to the weights, which removes its cost.
 
 Dimensions: B sequences, T tokens, H hidden size, S bottleneck size, R rank.
 """
@@ -42,9 +42,9 @@ class Attachment:
     labels: int
     size: int  # bottleneck size, rank, or LSTM width
     pooler: bool = False  # whether the adapter has its own pooler
-    alpha: float = 16.0  # lora: the change is scaled by alpha / size
+    alpha: float = 16.0  # lora: the update is scaled by alpha / size
     reads: Features = "last"  # features: which states the reader takes
-    feature_head: FeatureHead = "linear"  # features: what the reader passes them through
+    feature_head: FeatureHead = "linear"  # features: the module that the reader applies to them
     pooling: HeadPooling = "cls"  # input of a pooled head; only "cls" uses the pooler
 
 
@@ -69,7 +69,7 @@ class Adapter(nn.Module):
 
 
 class LowRank(nn.Module):
-    """A low-rank change of the query and value projections: up(down(x)) * alpha / R."""
+    """A low-rank update of the query and value projections: up(down(x)) * alpha / R."""
 
     def __init__(self, config: BertConfig, rank: int, alpha: float) -> None:
         super().__init__()
@@ -86,13 +86,13 @@ class LowRank(nn.Module):
             nn.init.zeros_(up.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the change of query, key (zero) and value: (B, T, H) -> (B, T, 3 H)."""
+        """Return the update of query, key (zero) and value: (B, T, H) -> (B, T, 3 H)."""
         query = self.query_up(self.query_down(hidden))
         value = self.value_up(self.value_down(hidden))
         return self.scale * torch.cat([query, torch.zeros_like(query), value], -1)
 
     def weight(self) -> Tensor:
-        """Return the change as one matrix, (3 H, H)."""
+        """Return the weight update as one matrix, (3 H, H)."""
         query = self.query_up.weight @ self.query_down.weight
         value = self.value_up.weight @ self.value_down.weight
         return self.scale * torch.cat([query, torch.zeros_like(query), value])
@@ -104,7 +104,7 @@ def _pair(width: int, rank: int) -> tuple[nn.Linear, nn.Linear]:
 
 @torch.no_grad()
 def merge(attention: SelfAttention) -> None:
-    """Add the low-rank change to the attention weights and remove the adapter."""
+    """Add the low-rank update to the attention weights and remove the adapter."""
     if isinstance(attention.low_rank, LowRank):
         attention.query_key_value.weight += attention.low_rank.weight()
         attention.low_rank = None
@@ -203,8 +203,7 @@ def without_attachment(bert: Backbone) -> Backbone:
     if bert.reader is not None or any(layer.attention_adapter is not None for layer in layers):
         kind = "features" if bert.reader is not None else "houlsby"
         raise ConfigError(
-            f"a model with a {kind} adapter is no plain BERT and cannot be merged into one, as lora can; "
-            "keep the adapter's folder and its base"
+            f"a {kind} adapter, unlike lora, cannot be merged into its base; keep the adapter's folder and the base"
         )
     if all(layer.attention.low_rank is None for layer in layers):
         return bert

@@ -276,21 +276,23 @@ def _check_heads(heads: Collection[HeadName], capabilities: Capabilities) -> Non
         if name not in HEAD_NAMES:
             raise ConfigError(f"unknown head {name!r}{did_you_mean(name, HEAD_NAMES)}")
         if HEADS[name].needs_both_sides and not capabilities.bidirectional:
-            raise ConfigError(f"head {name}: it predicts hidden words from both sides; this model reads one side only")
+            raise ConfigError(
+                f"head {name}: it predicts masked words from both sides, but this model reads only one side"
+            )
     if len(set(heads) - PRETRAINING_HEADS) > 1:
         # They share one name on disk.
-        raise ConfigError(f"heads {', '.join(heads)}: a model has one task head at the most")
+        raise ConfigError(f"heads {', '.join(heads)}: a model has at most one task head")
     if {"nsp", "sop"} <= set(heads):
-        raise ConfigError("heads nsp and sop: a model has one of them; they share one place on disk, too")
+        raise ConfigError("heads nsp and sop: a model has at most one of them; they also share their names on disk")
 
 
 def _check_pooling(heads: Collection[HeadName], config: BertConfig) -> None:
     """Reject sentence-pair pre-training heads without the pooler that they were trained with."""
     pooling, sentence = config.head_pooling, [name for name in heads if name in POOLED_HEADS & PRETRAINING_HEADS]
     if pooling != "cls" and sentence:
-        raise ConfigError(f"head {sentence[0]}: it reads the pooler, but head_pooling is {pooling!r}; use 'cls'")
+        raise ConfigError(f"head {sentence[0]}: it uses the pooler, but head_pooling is {pooling!r}; use 'cls'")
     if pooling == "separate" and "choice" in heads:
-        raise ConfigError("head choice: it reads a prompt and an option together; head_pooling is 'separate'")
+        raise ConfigError("head choice: it encodes a prompt and an option together, but head_pooling is 'separate'")
 
 
 _REGISTRY: dict[str, type[Backbone]] = {}
@@ -305,10 +307,10 @@ def register_backbone(backbone: BackboneType) -> BackboneType:
     """
     # Not inherited: a subclass with other layers must not use the fused kernels of its parent's layers.
     if "capabilities" not in vars(backbone) or "model_types" not in vars(backbone):
-        raise ConfigError(f"{backbone.__name__}: a backbone declares capabilities and model_types of its own")
+        raise ConfigError(f"{backbone.__name__}: a backbone must declare its own capabilities and model_types")
     for model_type in backbone.model_types:
         if _REGISTRY.setdefault(model_type, backbone) is not backbone:
-            raise ConfigError(f"model_type {model_type!r} is registered as {_REGISTRY[model_type].__name__} already")
+            raise ConfigError(f"model_type {model_type!r} is already registered as {_REGISTRY[model_type].__name__}")
     return backbone
 
 

@@ -58,5 +58,5 @@ def require_bert(model: Backbone, feature: str) -> Bert:
         ConfigError: If the model has another architecture.
     """
     if not isinstance(model, Bert):
-        raise ConfigError(f"{feature} works on BERT's layers; this model is of type {model.model_type!r}")
+        raise ConfigError(f"{feature} requires BERT's layers, but this model is of type {model.model_type!r}")
     return model

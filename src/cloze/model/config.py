@@ -49,42 +49,41 @@ class BertConfig:
             value = getattr(self, name)
             # The upper bound protects against damaged files: sizes are used before any tensor confirms them.
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**24:
-                raise ConfigError(f"{name} is {value!r}; a whole number from 1 to {2**24} was expected")
+                raise ConfigError(f"{name} is {value!r}; expected a whole number from 1 to {2**24}")
         if not isinstance(self.pad_id, int) or isinstance(self.pad_id, bool) or not 0 <= self.pad_id < self.vocab_size:
-            raise ConfigError(f"pad_id is {self.pad_id!r}; an id from 0 to {self.vocab_size - 1} was expected")
+            raise ConfigError(f"pad_id is {self.pad_id!r}; expected an id from 0 to {self.vocab_size - 1}")
         if self.hidden_size % self.heads:
             raise ConfigError(
-                f"hidden_size {self.hidden_size} does not divide into {self.heads} heads; "
-                "choose a multiple of the number of heads"
+                f"hidden_size {self.hidden_size} is not divisible by {self.heads} heads; choose a multiple of the "
+                f"number of heads"
             )
         for name in ("dropout", "attention_dropout"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 <= value < 1:
-                raise ConfigError(f"{name} is {value!r}; a share from 0 up to, not including, 1 was expected")
+                raise ConfigError(f"{name} is {value!r}; expected a fraction of at least 0 and below 1")
         for name in ("norm_epsilon", "initial_deviation"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 < value < 1:
-                raise ConfigError(f"{name} is {value!r}; a small positive number was expected")
+                raise ConfigError(f"{name} is {value!r}; expected a small positive number")
         if self.activation not in ACTIVATIONS:
-            hint = did_you_mean(str(self.activation), ACTIVATIONS)  # in a file it may be any value, even a number
+            hint = did_you_mean(str(self.activation), ACTIVATIONS)  # values from a file may have any type, even numbers
             raise ConfigError(f"unknown activation {self.activation!r}{hint}")
         if self.head_pooling not in get_args(HeadPooling):
-            raise ConfigError(f"head_pooling is {self.head_pooling!r}; 'cls', 'mean' or 'separate' was expected")
+            raise ConfigError(f"head_pooling is {self.head_pooling!r}; expected 'cls', 'mean' or 'separate'")
         self._check_sharing()
 
     def _check_sharing(self) -> None:
         if not isinstance(self.shared_layers, bool):
-            raise ConfigError(f"shared_layers is {self.shared_layers!r}; true or false was expected")
+            raise ConfigError(f"shared_layers is {self.shared_layers!r}; expected true or false")
         if not self.shared_layers:
             return
         if self.embedding_size is None:
             # ALBERT checkpoints always have the projection from the embeddings.
             raise ConfigError(
-                "shared_layers without embedding_size; give one, which may be the hidden size "
-                f"({self.hidden_size}) itself"
+                f"shared_layers requires embedding_size; set it, for example to the hidden size ({self.hidden_size})"
             )
         if self.layers > DEEPEST_SHARED:
-            raise ConfigError(f"layers is {self.layers}; at most {DEEPEST_SHARED} were expected where they are shared")
+            raise ConfigError(f"layers is {self.layers}; expected at most {DEEPEST_SHARED} shared layers")
 
     @property
     def head_size(self) -> int:

@@ -65,7 +65,7 @@ def estimate(
     """
     if batch < 1 or not 1 <= length <= config.positions:
         raise ConfigError(
-            f"batch {batch} and length {length}; at least one sequence of 1 to {config.positions} tokens was expected"
+            f"batch {batch} and length {length}; expected at least one sequence of 1 to {config.positions} tokens"
         )
     if explicit is None:
         explicit = config.attention_dropout > 0
@@ -126,7 +126,7 @@ def count_flops(
     chosen: float = 0.15,
     checkpointing: bool = False,
 ) -> float:
-    """Return the floating-point operations per token of a training step, counting matrix products only.
+    """Return the floating-point operations per token of a training step, counting only matrix products.
 
     A product of (n, m) and (m, p) takes 2nmp operations. The backward pass has two products of the same size: one for
     the gradient of the input and one for the gradient of the weights. Everything else is negligible.

@@ -128,7 +128,7 @@ class SentenceHead(Head):
 
 
 class RelationHead(SentenceHead):
-    """Where does B come from: it follows A (0), is from another document (1), or from elsewhere in A's document (2)?
+    """Relation objective: B follows A (0), is from another document (1), or from elsewhere in A's document (2).
 
     StructBERT (Wang et al., 2020, section 2.2) has such an objective, with the previous sentence as the third class.
     """

@@ -15,7 +15,7 @@ from cloze.options import IGNORED
 
 
 def masked_word_logits(model: Backbone, last: Tensor, positions: Tensor) -> Tensor:
-    """Return the MLM logits of the chosen positions only: (B, T, H), flat positions (M,) -> (M, V).
+    """Return the MLM logits of only the chosen positions: (B, T, H), flat positions (M,) -> (M, V).
 
     About six of seven tokens are not chosen. Leaving them out of the widest matrix product is the largest single saving
     in pre-training and does not change the loss.
@@ -64,7 +64,7 @@ def sentence_order_loss(
 def relation_loss(
     model: Backbone, last: Tensor, relations: Tensor, total: int | None = None, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the relation loss and the logits, (B, 3); targets 0 follows, 1 other document, 2 elsewhere in the same."""
+    """Return the relation loss and the logits, (B, 3); targets: 0 follows, 1 other document, 2 same document."""
     return _pair_loss(model, "relation", last, relations, total, mask)
 
 

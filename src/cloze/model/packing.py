@@ -1,8 +1,8 @@
-"""Packing: run the layers on the real tokens of a batch only, without its padding.
+"""Packing: run the layers only on the real tokens of a batch, without its padding.
 
 A batch is a rectangle (B, T), so every sequence is padded to the longest. If lengths vary, half of the rectangle may be
 padding. But only attention relates the tokens of a sequence to each other: the projections, the feed-forward network,
-LayerNorm and dropout process each token independently. So the real tokens of all sequences are concatenated to one
+LayerNorm and dropout process each token independently. So the real tokens of all sequences are concatenated into one
 packed row (1, N), on which everything but attention runs unchanged. Attention splits the row into groups of sequences,
 gives each group a batch dimension, and packs the results again:
 
@@ -23,7 +23,7 @@ Position embeddings need attention too: a token's position within its sequence i
 ``Packing.positions`` restarts at 0 for every sequence.
 
 Dimensions: B sequences, T tokens with padding, N tokens without, M requested positions, H hidden size; within a group,
-b sequences, t tokens with padding, n without. A flat index numbers all (B, T) positions row by row: b * T + t.
+b sequences, t tokens with padding, n without. Flat indices number all (B, T) positions row by row: b * T + t.
 """
 
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ class Packing:
             padded: Form groups of ``TRAINING_GROUP`` neighbours with padding (training) instead of groups of equal
                 length.
         """
-        lengths = [length for length in mask.sum(1).tolist() if length]  # a row may consist of padding only
+        lengths = [length for length in mask.sum(1).tolist() if length]  # a row may consist only of padding
         if padded:
             chunks = [lengths[start : start + TRAINING_GROUP] for start in range(0, len(lengths), TRAINING_GROUP)]
         else:

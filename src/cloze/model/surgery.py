@@ -123,7 +123,7 @@ def with_segments(model: Backbone, segments: int, *, start: RowStart = "copies",
 
 def _check_growth(name: str, old: int, new: int) -> None:
     if new < old:
-        raise ConfigError(f"{name} is {new}, but the model has {old} already; they can be added, not taken away")
+        raise ConfigError(f"{name} is {new}, but the model already has {old}; they can only be added, not removed")
 
 
 def _with_copies(model: Bert, config: BertConfig, table: str, rows: list[int], start: RowStart, seed: int) -> Bert:
@@ -211,7 +211,9 @@ def prune_heads(bert: Backbone, heads: Collection[Head]) -> None:
     check_heads(bert.config, heads)
     bert = require_bert(bert, "pruning attention heads")
     if bert.config.shared_layers and heads:
-        raise ConfigError("the layers of this model are one and the same: a head cannot be pruned from one of them")
+        raise ConfigError(
+            "the layers of this model share their weights, so a head cannot be pruned from a single layer"
+        )
     size, outputs = bert.config.head_size, _outputs(bert)
     for layer, head in heads:
         outputs[layer].weight[:, head * size : (head + 1) * size] = 0.0

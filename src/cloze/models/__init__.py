@@ -15,7 +15,7 @@ SHIPPED_MODEL = "cloze-mini"
 
 @dataclass(frozen=True)
 class ModelPurpose:
-    """A named model, the tasks it is suited for, and those it is not."""
+    """A named model, the tasks it is suited for, and those it is not suited for."""
 
     name: str
     good_for: str
@@ -41,7 +41,7 @@ class PackagedModel:
     distribution: str  # the name on the package index
     module: str
     folder: str  # within the module's folder
-    size: str  # of the download
+    size: str  # size of the download
     hub_name: str
 
     @property

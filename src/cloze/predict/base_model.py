@@ -153,7 +153,7 @@ class BaseModel:
             pairs: One second text for each.
             pooling: cls, mean, max, mean_max, mean_words or pooler; by default, the model's own.
             layer: The layer to pool, 0 for the embeddings and -1 for the last; several are averaged.
-            long_texts: What to do with texts beyond the maximum length: cut truncates them, head-tail keeps both ends,
+            long_texts: Treatment of texts beyond the maximum length: cut truncates them, head-tail keeps both ends,
                 and windows averages the vectors of windows, weighted by their tokens.
 
         Returns:
@@ -316,7 +316,10 @@ class BaseModel:
     def _encode_long(
         self, texts: Sequence[str], pairs: Sequence[str] | None, how: LongTexts | None = None
     ) -> list[list[Encoding]]:
-        """Return the sequences of each text, by default as in fine-tuning; warn of truncation and unknown tokens."""
+        """Encode each text as one or more sequences, and warn about truncation and unknown tokens.
+
+        Long texts are handled as ``how`` specifies; by default, as in fine-tuning.
+        """
         if how is None:
             require_pairs(self.bert.pooling == "separate", pairs)
             how = self.task.long_texts if self.task else "cut"

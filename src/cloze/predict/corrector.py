@@ -39,7 +39,8 @@ logger = logging.getLogger("cloze")
 
 Ids = NDArray[np.int64]
 
-# Maximum texts and characters that are corrected at once; the candidates of one word take a kilobyte or more.
+# Maximum numbers of texts and characters that are corrected at once; the candidates of one word take a kilobyte or
+# more.
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 256, 2**16
 # Letters are counted by code point modulo this number; a collision only means an unnecessary exact comparison.
 _LETTER_BUCKETS = 32
@@ -161,7 +162,7 @@ class CandidateGenerator:
 
 
 def _symmetric(similar: Similar) -> dict[str, list[str]]:
-    """Return the confusion list in both directions, since some lists start with the correct word, others do not."""
+    """Return the confusion list in both directions, since some lists start with the correct word and others do not."""
     table: dict[str, list[str]] = {}
     for word, others in similar.items():
         for other in others:
@@ -171,7 +172,7 @@ def _symmetric(similar: Similar) -> dict[str, list[str]]:
 
 
 def _report_unknown(path: Path, similar: Similar, tokenizer: Tokenizer) -> None:
-    """Warn of entries of a confusion list that are not in the vocabulary."""
+    """Warn about entries of a confusion list that are not in the vocabulary."""
     words = {word for one, others in similar.items() for word in (one, *others)}
     unknown = sorted(word for word in words if tokenizer.id(word) is None)
     if unknown:
@@ -276,7 +277,7 @@ class Corrector:
     def correct(self, texts: Sequence[str]) -> list[Corrected]:
         """Correct each text; all other characters, including whitespace, stay unchanged."""
         if isinstance(texts, str):
-            raise RequestError("one text was given where a list of texts was expected; put it into a list")
+            raise RequestError("expected a list of texts, got a single text; put it into a list")
         return [corrected for block in _blocks(texts) for corrected in self._correct_block(block)]
 
     def _correct_block(self, texts: Sequence[str]) -> list[Corrected]:
@@ -342,7 +343,7 @@ class Corrector:
 def proposed_changes(
     model: Model, texts: Sequence[str], settings: CorrectionSettings, similar: Similar | None = None
 ) -> Changes:
-    """Return all proposed changes with their confidence, regardless of the threshold, in order to choose one."""
+    """Return all proposed changes with their confidence, regardless of the threshold, for choosing a threshold."""
     corrector = Corrector(model, replace(settings, threshold=0.0), similar=similar)
     return [
         [(change.position, change.wrong, change.right, change.confidence) for change in text.corrections]

@@ -95,7 +95,9 @@ def _evaluate(model: Any, source: Source, split: str, device: str | None, longes
         return _evaluate_similarity(model, source, split, device, longest)
     spec = find_task(source.task)
     if longest is not None and "longest_answer" not in spec.kind.settings:
-        raise RequestError(f"longest is {longest}, which is for answers in texts; {source.task} is to {spec.kind}")
+        raise RequestError(
+            f"longest is {longest}, which only applies to answers in texts; leave it out for {source.task}"
+        )
     check_longest(longest)
     loaded = load_tuned(model, source.task, device=device)
     assert loaded.task is not None
@@ -120,9 +122,11 @@ def _evaluate(model: Any, source: Source, split: str, device: str | None, longes
 def _evaluate_similarity(model: Any, source: Source, split: str, device: str | None, longest: int | None) -> Evaluation:
     """Evaluate the vectors of any model on pairs with labels, or on questions with their answers."""
     if split not in ("train", "dev"):
-        raise RequestError(f"files of your own have no split {split!r}; leave it out, and name the file itself")
+        raise RequestError(f"your own files have no split {split!r}; leave it out and give the file itself")
     if longest is not None:
-        raise RequestError(f"longest is {longest}, which is for answers in texts; leave it out for {source.task}")
+        raise RequestError(
+            f"longest is {longest}, which only applies to answers in texts; leave it out for {source.task}"
+        )
     rated = read_rated(source, source.rows_of("dev"))
     loaded = model if isinstance(model, Model) else load(model, device=device)
     return evaluate_vectors(loaded, rated)
@@ -179,7 +183,7 @@ def load_tuned(model: str | os.PathLike[str] | Model, name: str, *, device: str 
         ability = f"does {task.kind}" if task else f"has the heads: {', '.join(loaded.heads) or 'none'}"
         place = "the model" if isinstance(model, Model) else os.fspath(model)
         raise RequestError(
-            f"{place}: {name} needs a model fine-tuned to {kind}; this one {ability}; make one with cloze finetune"
+            f"{place}: {name} needs a model fine-tuned to {kind}; this one {ability}; train one with cloze finetune"
         )
     return loaded
 
@@ -208,7 +212,7 @@ def answer_test_rows(model: str | Path, source: Source, out: Path, *, device: st
     _check_labels(tuned, task, model)
     written = write_submission(tuned, task, source.path, out)
     if not written:
-        raise DataError(f"{source.path}: no test file of {task.name} is there; expected {task.folder} as published")
+        raise DataError(f"{source.path}: no test file of {task.name} found; expected {task.folder} as published")
     return written
 
 

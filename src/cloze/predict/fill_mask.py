@@ -38,7 +38,7 @@ Floats = NDArray[np.float32]
 
 # Maximum number of sequences whose predictions are in memory at once: enough to batch those of similar lengths.
 _HELD = 128
-_HELD_WHOLE = 8  # if every token has a prediction
+_HELD_WHOLE = 8  # the same if every token has a prediction
 # Maximum number of floats in memory at once (128 MB): a prediction has one per vocabulary piece.
 _HELD_NUMBERS = 2**25
 # Minimum beam width; with a beam of one, a wrong first word could never be replaced.
@@ -48,11 +48,11 @@ _LEAST_BEAM = 5
 def find_blanks(tokenizer: Tokenizer, text: str, top: int) -> tuple[Encoding, list[int]]:
     """Encode a text and return the indices of its blanks; ``top``, the number of words per blank, is only checked."""
     if top < 1:
-        raise RequestError(f"top is {top}; at least 1 was expected")
+        raise RequestError(f"top is {top}; expected at least 1")
     encoding = tokenizer(text, read_mask=True)
     blanks = [index for index, piece in enumerate(encoding.ids) if piece == tokenizer.mask_id]
     if len(blanks) < count_blanks(text):
-        raise RequestError(f"a [MASK] lies beyond the {tokenizer.max_length} tokens that this model reads")
+        raise RequestError(f"a [MASK] lies beyond the {tokenizer.max_length} tokens that this model accepts")
     if not blanks:
         raise RequestError(f"no [MASK] in {text[:60]!r}; write [MASK] in place of the missing word")
     return encoding, blanks
@@ -126,11 +126,11 @@ class TokenWindow:
 def token_windows(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[TokenWindow]]:
     """Split each text into windows that overlap by half, so that every token is predicted once, with context."""
     if isinstance(texts, str):
-        raise RequestError("one text was given where a list of texts was expected; put it into a list")
+        raise RequestError("expected a list of texts, got a single text; put it into a list")
     encoded = tokenizer.encode_pieces(texts)
     unread = sum(pieces.unread > 0 for pieces in encoded)
     if unread:
-        logger.warning("%d of %d texts are longer than can be read at once; give them in parts", unread, len(texts))
+        logger.warning("%d of %d texts are too long to be processed completely; split them", unread, len(texts))
     room = tokenizer.content_length(1)
     windows = []
     for pieces in encoded:
@@ -193,7 +193,7 @@ def most_passes(blanks: int, top: int, rounds: int) -> int:
 def fill_together(model: "Model", text: str, top: int, rounds: int) -> list[FilledTogether]:
     """Return the best joint fillings of all blanks; each blank is predicted again up to ``rounds`` times."""
     if rounds < 0:
-        raise RequestError(f"rounds is {rounds}; at least 0 was expected (0: predict no blank again)")
+        raise RequestError(f"rounds is {rounds}; expected at least 0 (0: predict no blank again)")
     encoding, blanks = find_blanks(model.tokenizer, text, top)
     model.warnings.truncated(model.tokenizer, [encoding])
     width = max(top, _LEAST_BEAM)
@@ -282,7 +282,7 @@ def score_texts(model: "Model", texts: Sequence[str]) -> list[Score]:
     windows = token_windows(model.tokenizer, texts)
     empty = sum(not any(window.places for window in own) for own in windows)
     if empty:
-        logger.warning("%d of %d texts have no token: they have no perplexity (null)", empty, len(texts))
+        logger.warning("%d of %d texts contain no tokens, so their perplexity is null", empty, len(texts))
     mask_id = model.tokenizer.mask_id
 
     def masked() -> Iterator[Encoding]:

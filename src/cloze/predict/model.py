@@ -177,7 +177,7 @@ class Model(BaseModel):
         if "sop" in self.bert.heads:
             raise RequestError(
                 "this model was trained to predict whether two segments are in order (sop), not whether one follows "
-                "the other; no command supports that, but model.in_order(first, second) in Python does"
+                "the other; no command supports order prediction, but model.in_order(first, second) in Python does"
             )
         require_head(self.bert, "nsp")
         return self._sentences("nsp", firsts, seconds)
@@ -204,9 +204,9 @@ class Model(BaseModel):
         """Return the same model with whitened vectors, optionally with fewer dimensions.
 
         Args:
-            texts: Some hundreds of texts to fit whitening on.
+            texts: A few hundred texts to fit whitening on.
             dimensions: Number of dimensions to keep; by default, all with variance.
-            pooling: Another pooling than the model's own; its other embedding settings are then dropped.
+            pooling: A pooling other than the model's own; its other embedding settings are then dropped.
 
         Returns:
             A model with the same weights.

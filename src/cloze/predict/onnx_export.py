@@ -3,7 +3,7 @@
     inputs    input_ids, attention_mask, token_type_ids: int64, (B, T), for any B and T
     outputs   last_hidden_state (B, T, H), and logits if the model has a task head
 
-Inputs and outputs have the same names as in other exporters. The tokenizer files are written beside the graph.
+Inputs and outputs have the same names as in other exporters. The tokenizer files are written next to the graph.
 
 Dimensions: B sequences, T tokens, H hidden size.
 """

@@ -1,6 +1,6 @@
-"""Steps before the forward pass, which need no weights: encode texts, check inputs, and warn of truncation.
+"""Steps before the forward pass, which need no weights: encode texts, check inputs, and warn about truncation.
 
-The service runs them in other threads than the one that computes. Also checks that a model has the required head.
+The service runs them in threads other than the one that computes. Also checks that a model has the required head.
 """
 
 import logging
@@ -114,9 +114,9 @@ def read_texts(
     *,
     segments: int = 2,
 ) -> list[list[Encoding]]:
-    """Return the sequences of each text or pair of texts; ``segments`` is the number the model distinguishes."""
+    """Return the sequences of each text or pair of texts; ``segments`` is the number of segments of the model."""
     if isinstance(texts, str) or isinstance(pairs, str):
-        raise RequestError("one text was given where a list of texts was expected; put it into a list")
+        raise RequestError("expected a list of texts, got a single text; put it into a list")
     if pairs is not None:
         _check_pairs(texts, pairs, segments)
     return encode_long(tokenizer, texts, pairs, how)
@@ -130,7 +130,7 @@ def require_pairs(compares: bool, pairs: Sequence[str] | None) -> None:
 
 def _check_pairs(texts: Sequence[str], pairs: Sequence[str], segments: int) -> None:
     if len(pairs) != len(texts):
-        raise RequestError(f"{len(texts)} texts, but {len(pairs)} pairs; one for each was expected")
+        raise RequestError(f"{len(texts)} texts, but {len(pairs)} pairs; expected one for each")
     if segments < 2:
         raise RequestError("this model has one segment and does not support pairs of texts; give single texts")
 
@@ -138,7 +138,7 @@ def _check_pairs(texts: Sequence[str], pairs: Sequence[str], segments: int) -> N
 def read_blanks(tokenizer: Tokenizer, texts: Sequence[str], top: int) -> list[Encoding]:
     """Return the sequence of each text; all its ``[MASK]`` must be within the maximum length."""
     if isinstance(texts, str):
-        raise RequestError("one text was given where a list of texts was expected; put it into a list")
+        raise RequestError("expected a list of texts, got a single text; put it into a list")
     return [find_blanks(tokenizer, text, top)[0] for text in texts]
 
 
@@ -195,5 +195,7 @@ def require_task(bert: Backbone, task: TaskLabels | None, kind: TaskKind) -> Tas
     assert kind.head is not None, "a kind that predicts has a head"
     require_head(bert, kind.head)
     if task is None or task.kind != kind.name:
-        raise RequestError(f"this model was not trained to {kind}; its head does: {task.kind if task else 'nothing'}")
+        raise RequestError(
+            f"this model was not trained to {kind}; its head was trained for: {task.kind if task else 'nothing'}"
+        )
     return task

@@ -100,7 +100,7 @@ class AccessMiddleware:
             )
         origin = _header(scope, b"origin")
         if origin and _host_of(origin) != host.lower():
-            raise OriginError("the request comes from a page of another site, which is not allowed")
+            raise OriginError("the request comes from a page on another site, which is not allowed")
         if self._key is not None and not self._knows_key(_header(scope, b"authorization")):
             raise AuthenticationError("a key is needed: Authorization: Bearer KEY")
         if not has_room:

@@ -42,7 +42,7 @@ UNINTERRUPTED = 0.05
 Check = Callable[[], None]
 
 # Maps the inputs of a batch to results. It must call the check before each forward pass. The check raises
-# ``AbandonedError`` if no client waits for the batch any more, and it may compute another batch in a nested call.
+# ``AbandonedError`` if no client is waiting for the batch, and it may compute another batch in a nested call.
 ComputeBatch = Callable[[BatchKey, Sequence[Any], Check], Sequence[Any]]
 
 
@@ -74,7 +74,7 @@ class _Run:
 
 
 class AbandonedError(Exception):
-    """No client waits for any result of this batch any more."""
+    """No client is waiting for any result of this batch."""
 
 
 class Batcher:
@@ -82,7 +82,7 @@ class Batcher:
 
     Args:
         name: The name of the model, for the thread, metrics and messages.
-        compute_batch: Computes one result per input. A result that is an exception fails its job only.
+        compute_batch: Computes one result per input. A result that is an exception fails only its job.
         probe: Runs a small forward pass and raises if the model does not work.
         metrics: Receives waiting times, batch sizes and failures.
         bound: Maximum number of waiting tokens.
@@ -176,7 +176,7 @@ class Batcher:
     def overloaded(self, waiting: int) -> OverloadedError:
         """Return the error for a job that would have to wait for this many tokens, with a time to try again."""
         seconds = max(1, min(60, round(waiting / self.rate)))
-        message = f"{waiting} tokens wait for model {self.name!r}, of at most {self.most_waiting}"
+        message = f"{waiting} tokens wait for model {self.name!r}, but at most {self.most_waiting} are allowed"
         return OverloadedError(f"{message}; try again in {seconds} s", retry_after=seconds)
 
     def cancel(self, job: Job) -> None:
@@ -300,7 +300,7 @@ def _check_wanted(batch: Sequence[Item]) -> None:
     """Raise ``AbandonedError`` if for every item the client has disconnected or the deadline has passed."""
     now = time.monotonic()
     if all(item.job.future.done() or now >= item.job.deadline for item in batch):
-        raise AbandonedError("no client waits for this batch any more")
+        raise AbandonedError("no client is waiting for this batch")
 
 
 def _by_job(batch: list[Item]) -> list[list[Item]]:

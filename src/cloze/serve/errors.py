@@ -3,7 +3,7 @@
 ServiceError                  a RequestError with an HTTP status
     InvalidRequestError  400  not JSON, not the schema of the route, or not supported by the model
     AuthenticationError  401  the key is missing or wrong
-    OriginError          403  sent by a page of another site
+    OriginError          403  sent by a page on another site
     NotFoundError        404  no such model
     DeadlineError        408  the body did not arrive or the result was not ready in time
     TooLargeError        413  exceeds a limit: body size, texts, characters or tokens
@@ -43,7 +43,7 @@ class AuthenticationError(ServiceError):
 
 
 class OriginError(ServiceError):
-    """The request comes from a page of another site."""
+    """The request comes from a page on another site."""
 
     status, kind = 403, "wrong_origin"
 

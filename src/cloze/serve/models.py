@@ -68,7 +68,8 @@ class ModelRegistry:
                 preferred = (model for model in able if operation == EMBED and model.for_vectors)
                 return next(preferred, able[0])
             raise InvalidRequestError(
-                f"no model here ({self._names}) can {operation}; serve a folder that was trained for it", "unable"
+                f"none of the served models ({self._names}) can {operation}; serve one that was trained for it",
+                "unable",
             )
         if name not in self.served:
             raise NotFoundError(
@@ -234,7 +235,7 @@ def made_for_vectors(model: Model) -> bool:
     """Return whether a model was trained for vectors, judging by its folder.
 
     The folder declares a pooling, and either normalizes or projects the vectors (as after training for similarity, or
-    whitening) or has no heads. A pooling alone is no evidence, since every folder of cloze declares one; nor is
+    whitening) or has no heads. A pooling alone proves nothing, since every folder of cloze declares one; nor is
     normalization alone, since a classifier that was fine-tuned from a model for vectors normalizes too.
     """
     embedding = model.embedding

@@ -63,7 +63,8 @@ def _view(model: Model, text: str, pair: str | None) -> AttentionRecord | ModelF
     weights = config.layers * config.heads * tokens**2
     if weights > MOST_WEIGHTS:
         raise RequestError(
-            f"{tokens} tokens have {weights:,} weights, of at most {MOST_WEIGHTS:,}; give a shorter text"
+            f"{tokens} tokens have {weights:,} attention weights, but at most {MOST_WEIGHTS:,} are allowed; give a "
+            f"shorter text"
         )
     trace = trace_forward(model, text, pair)
     if not (np.isfinite(trace.attention.weights).all() and trace.states[-1].isfinite().all()):
@@ -99,7 +100,7 @@ class AttentionCache:
         if steps is None:
             raise NotFoundError("this text is no longer cached; submit it again", "forgotten")
         if not (layer.isascii() and layer.isdecimal() and len(layer) < 5 and int(layer) < len(steps)):
-            raise NotFoundError(f"no layer {layer[:20]!r}; 0 to {len(steps) - 1} were expected", "unknown_layer")
+            raise NotFoundError(f"no layer {layer[:20]!r}; expected 0 to {len(steps) - 1}", "unknown_layer")
         self._steps.move_to_end(name)
         return steps, int(layer)
 

@@ -80,7 +80,7 @@ class TimeoutProtocol(HttpToolsProtocol):
     # -- the parser's events -----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Note that a request has begun."""
+        """Record that a request has started."""
         super().on_message_begin()
         self._requests += 1
         self._receiving, self._head_done, self._progress, self._body_left = True, False, True, 0
@@ -108,7 +108,7 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._body_left -= len(body)
 
     def on_message_complete(self) -> None:
-        """Note that a request is complete."""
+        """Record that a request is complete."""
         super().on_message_complete()
         self._receiving, self._progress, self._body_left = False, True, 0
 

@@ -15,8 +15,8 @@ questions:
 Two rules protect interactive clients, which wait for a response before they send their next request:
 
 - While several clients are active, none gets more than its equal part of a batch.
-- A client that is far ahead pauses for some milliseconds if one that is behind was answered just now, because the next
-  request of the latter is probably on its way ("Anticipatory scheduling", Iyer and Druschel 2001). Without this rule,
+- A client that is far ahead pauses for some milliseconds if one that is behind was answered just now, because its next
+request is probably on its way ("Anticipatory scheduling", Iyer and Druschel 2001). Without this rule,
   a client with a long backlog would get every second batch.
 """
 
@@ -321,7 +321,7 @@ class TokenQueue:
         ]
 
     def _charge_absent(self, client: _Client, seconds: float, then: float) -> None:
-        """Charge a pause to the clients it was made for, so that those that never use it get no further one."""
+        """Charge a pause to the clients it was made for, so that clients that never use it get no further pause."""
         absent = self._absent(client, then)
         for other in absent:
             other.tag += seconds / len(absent)
@@ -368,7 +368,7 @@ class TokenQueue:
         job.waiting, job.items = 0, []
 
     def _forget(self, now: float) -> None:
-        """Forget clients that are gone; those ahead of the others are remembered longer, so they cannot reset it."""
+        """Forget clients that are gone; those ahead of others are remembered longer, so that they keep their lead."""
         for name, client in list(self._clients.items()):
             patience = ACTIVE_FOR if client.tag <= self._shared else FORGOTTEN_AFTER
             if not client.is_present(now, patience):

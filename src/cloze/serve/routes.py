@@ -37,7 +37,7 @@ async def embed(service: Service, request: Request, form: schemas.EmbedForm) -> 
 async def rerank(service: Service, request: Request, form: schemas.RerankForm) -> Any:
     """Return the texts ordered by cosine similarity to the query, the most similar first."""
     if not form.texts:
-        raise InvalidRequestError("there is no text; give at least one", "no_text")
+        raise InvalidRequestError("no text was given; send at least one", "no_text")
     inputs = _pairs([form.query, *form.texts], None)
     result = await service.predict(request, form.model, "embed", inputs, _parts(inputs))
     vectors = np.stack(result.results).astype(np.float64)
@@ -92,8 +92,8 @@ async def correct(service: Service, request: Request, form: schemas.CorrectForm)
     characters = sum(map(len, texts))
     if words * characters > MOST_LOOKED_FOR:
         raise TooLargeError(
-            f"{words} protected words in {characters} characters are {words * characters} places to look, of at most "
-            f"{MOST_LOOKED_FOR}; send fewer words or shorter texts",
+            f"{words} protected words in {characters} characters are {words * characters} comparisons, but at most "
+            f"{MOST_LOOKED_FOR} are allowed; send fewer words or shorter texts",
             "too_many_protected",
         )
     options = {"threshold": form.threshold, "protected": tuple(form.protected)}
@@ -150,7 +150,7 @@ def _pairs(texts: str | list[str], pairs: str | list[str] | None) -> list[tuple[
     seconds = _listed(pairs)
     if len(firsts) != len(seconds):
         raise InvalidRequestError(
-            f"{len(firsts)} texts, but {len(seconds)} pairs; one for each was expected", "unequal_pairs"
+            f"{len(firsts)} texts, but {len(seconds)} pairs; expected one for each", "unequal_pairs"
         )
     return list(zip(firsts, seconds, strict=True))
 
@@ -253,7 +253,7 @@ def _decoded(served: ServedModel, ids: list[int]) -> str:
     inner = inner[: len(inner) - (bool(inner) and inner[-1] == tokenizer.sep_id)]
     if len(inner) > served.longest:
         raise InvalidRequestError(
-            f"{len(ids)} ids for one text; model {served.name!r} reads at most {served.longest}", "too_many_ids"
+            f"{len(ids)} ids for one text; model {served.name!r} accepts at most {served.longest}", "too_many_ids"
         )
     text: str = tokenizer.decode(inner)
     if tokenizer.encode_ids([text]) != [inner]:
@@ -266,7 +266,7 @@ def _decoded(served: ServedModel, ids: list[int]) -> str:
 async def encode(service: Service, request: Request, form: schemas.EncodeForm) -> Any:
     """Return embeddings in the format of bert-as-service's ``/encode``."""
     if form.texts and form.is_tokenized == isinstance(form.texts[0], str):
-        raise InvalidRequestError("is_tokenized goes with lists of tokens, and only with them", "is_tokenized")
+        raise InvalidRequestError("is_tokenized must be true for lists of tokens, and only for them", "is_tokenized")
     # Join word pieces: "##ing" continues the previous piece.
     texts = [text if isinstance(text, str) else " ".join(text).replace(" ##", "") for text in form.texts]
     inputs = [(text, None) for text in texts]

@@ -141,7 +141,7 @@ class ScoreForm(Form):
 
 
 class FollowsForm(Form):
-    """Predict how likely the second text of each pair follows the first."""
+    """Predict how likely it is that the second text of each pair follows the first."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"texts": ["He opened the door."], "pairs": ["The room was empty."]}]}
@@ -198,8 +198,8 @@ MOST_REPORTED = 100
 def client_of(scope: Scope) -> str:
     """Return the client of a request: its IPv4 address or its IPv6 network (/64), since a host may use all of a /64.
 
-    Behind a load balancer on this host, or on one that FORWARDED_ALLOW_IPS names, uvicorn replaces the address by that
-    of X-Forwarded-For.
+    Behind a load balancer on this host, or on one that FORWARDED_ALLOW_IPS names, uvicorn replaces the address with
+    that of X-Forwarded-For.
     """
     host = str((scope.get("client") or ("",))[0])
     if ":" not in host:

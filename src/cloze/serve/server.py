@@ -184,4 +184,4 @@ def _bind(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
         why = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
-        raise ConfigError(f"cannot listen at {host}:{port} ({why}); choose another --port or --host") from error
+        raise ConfigError(f"cannot listen on {host}:{port} ({why}); choose another --port or --host") from error

@@ -42,7 +42,7 @@ _ERROR = {
 STATUSES = {
     400: "The body is not valid, or the model does not support the operation.",
     401: "The key is missing or wrong.",
-    403: "The request comes from a page of another site.",
+    403: "The request comes from a page on another site.",
     404: "There is no such model.",
     408: "The body did not arrive or the result was not ready in time.",
     413: "The request exceeds a limit.",
@@ -110,7 +110,8 @@ class Service:
         usage, bound = tokenized.usage, served.batcher.queue.bound
         if usage.tokens > bound:
             raise TooLargeError(
-                f"{usage.tokens} tokens to compute for one request, of at most {bound}; send fewer or shorter texts",
+                f"{usage.tokens} tokens to compute for one request, but at most {bound} are allowed; send fewer or "
+                f"shorter texts",
                 "too_many_tokens",
             )
         key = BatchKey(operation, served.adapter, tuple(options.items()))
@@ -119,19 +120,20 @@ class Service:
         return ServiceResult(served, await self._wait(request, served.batcher, job), usage)
 
     def check_size(self, parts: Sequence[Sequence[Sized]]) -> int:
-        """Check the number of texts and of their characters (or ids) against the limits; return the latter."""
+        """Check the numbers of texts and characters (or ids) against the limits; return the number of characters."""
         limits = self.settings.limits
         texts = sum(map(len, parts))
         if not texts:
-            raise InvalidRequestError("there is no text; give at least one", "no_text")
+            raise InvalidRequestError("no text was given; send at least one", "no_text")
         if texts > limits.inputs:
             raise TooLargeError(
-                f"{texts} texts in one request, of at most {limits.inputs}; send fewer", "too_many_inputs"
+                f"{texts} texts in one request, but at most {limits.inputs} are allowed; send fewer", "too_many_inputs"
             )
         characters = sum(len(text) for texts_of_input in parts for text in texts_of_input)
         if characters > limits.characters:
             raise TooLargeError(
-                f"{characters} characters in one request, of at most {limits.characters}; send fewer or shorter texts",
+                f"{characters} characters in one request, but at most {limits.characters} are allowed; send fewer or "
+                f"shorter texts",
                 "too_many_characters",
             )
         return characters
@@ -143,7 +145,8 @@ class Service:
         words = sum(count_blanks(text) + (len(text) // CHARACTERS_PER_WORD if joint else 0) for text in texts)
         if words * top > limit:
             raise TooLargeError(
-                f"{words * top} words in one answer, of at most {limit}; send fewer blanks, or ask for a smaller top",
+                f"{words * top} words in one answer, but at most {limit} are allowed; send fewer blanks, or ask for a "
+                f"smaller top",
                 "too_many_proposals",
             )
 

@@ -42,7 +42,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not 0 < value < float("inf"):
-                raise ConfigError(f"{name} is {value}; more than 0 was expected")
+                raise ConfigError(f"{name} is {value}; expected more than 0")
 
     @property
     def held(self) -> int:
@@ -65,23 +65,23 @@ class ServiceSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
-            raise ConfigError(f"port is {self.port}; 1 to 65535 was expected, or 0 for any that is free")
+            raise ConfigError(f"port is {self.port}; expected 1 to 65535, or 0 for any free port")
         if self.key is not None and not self.key.strip():
-            raise ConfigError("the key is empty; give one (openssl rand -hex 24 makes one), or none at all")
+            raise ConfigError("the key is empty; give a key (openssl rand -hex 24 generates one), or omit it")
         if self.key is not None and (
             len(self.key) < SHORTEST_KEY or not self.key.isascii() or not self.key.isprintable()
         ):
             raise ConfigError(
-                f"the key has {len(self.key)} characters; at least {SHORTEST_KEY} of ASCII were expected "
-                "(openssl rand -hex 24 makes one)"
+                f"the key has {len(self.key)} characters; expected at least {SHORTEST_KEY} ASCII characters (openssl "
+                f"rand -hex 24 generates one)"
             )
         for name in self.trusted:
             if name != "*" and not _NAME.fullmatch(name):
-                raise ConfigError(f"--trust {name!r}; a name such as bert.example.org was expected, without more")
+                raise ConfigError(f"--trust {name!r}; expected only a host name, such as bert.example.org")
         if self.key is None and not self.insecure and not is_local(self.host):
             raise ConfigError(
-                f"host is {self.host}, which others can reach; "
-                "give --key (or --key-file, or CLOZE_KEY), or --insecure to allow everyone"
+                f"host is {self.host}, which other machines can reach; give --key (or --key-file, or CLOZE_KEY), or "
+                f"--insecure to allow everyone"
             )
 
 
@@ -111,7 +111,7 @@ def name_models(folders: list[str]) -> dict[str, str]:
         if not equals or Path(word).exists():  # the name of a folder may contain "="
             given, folder = "", word
         elif not (_NAME.fullmatch(given) and folder):
-            raise ConfigError(f"{word!r}; NAME=DIR was expected, with a name of letters, digits, '.', '_' and '-'")
+            raise ConfigError(f"{word!r}; expected NAME=DIR, with a name of letters, digits, '.', '_' and '-'")
         name = given or _folder_name(folder)
         if name in named:
             raise ConfigError(f"{folder} and {named[name]} would both be called {name!r}; name one of them: NAME=DIR")
@@ -130,8 +130,8 @@ def name_adapters(words: list[str], models: Mapping[str, str]) -> dict[str, str]
     for word in words:
         name, equals, folder = word.partition("=")
         if not (name and equals and folder):
-            raise ConfigError(f"--adapter {word!r}; NAME=DIR was expected")
+            raise ConfigError(f"--adapter {word!r}; expected NAME=DIR")
         if name in named or name in models:
-            raise ConfigError(f"--adapter {word!r}: something else is called {name!r}; choose another name")
+            raise ConfigError(f"--adapter {word!r}: the name {name!r} is already taken; choose another")
         named[name] = folder
     return named

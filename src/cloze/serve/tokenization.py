@@ -1,4 +1,4 @@
-"""Tokenize the inputs of a request before they are queued, in a bounded pool of threads beside the event loop.
+"""Tokenize the inputs of a request before they are queued, in a bounded pool of threads alongside the event loop.
 
 There are two cases. If the operation takes whole texts (embed, fill, classify), each text is tokenized once, here, and
 is queued together with its token sequences. If the operation splits its texts itself (tag, answer, choose, correct,

@@ -301,7 +301,7 @@ def fit_overlap(
     labels: LabelSet | None,  # noqa: ARG001 (options have no labels)
     metrics: Sequence[str],
 ) -> Baseline:
-    """Choose the option whose TF-IDF vector is most similar to the prompt's; the first of equals."""
+    """Choose the option whose TF-IDF vector is most similar to the prompt's; ties go to the first."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     texts = _shortened([text for row in train.rows for text in row.texts])

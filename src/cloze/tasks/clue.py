@@ -191,7 +191,7 @@ def _c3_questions(path: Path) -> Iterator[Record]:
         place = f"{path}:{number}"
         if not isinstance(entry, list) or len(entry) < 2 or not all(isinstance(part, list) for part in entry[:2]):
             raise DataError(
-                f"{place}: {entry!r:.40} is no document with questions; expected [[lines], [questions], id]"
+                f"{place}: {entry!r:.40} is not a document with questions; expected [[lines], [questions], id]"
             )
         for index, question in enumerate(entry[1], start=1):
             cells = question if isinstance(question, dict) else {}
@@ -278,7 +278,7 @@ def _gather(
                 raise
             skipped, problem = skipped + 1, problem or str(error)
     if not good:
-        reason = f"all of its {skipped} rows are bad; the first: {problem}" if skipped else "it has no rows"
+        reason = f"all {skipped} rows are bad; the first: {problem}" if skipped else "it has no rows"
         raise DataError(f"{path}: {reason}")
     return good, skipped
 

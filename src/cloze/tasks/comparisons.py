@@ -59,7 +59,7 @@ class Resamples:
 
     @classmethod
     def read(cls, folder: Path) -> "Resamples | None":
-        """Read the resamples of a run; None if it has none, as runs of version 0.1."""
+        """Read the resamples of a run; None if it has none, like runs of version 0.1."""
         path = folder / FILE
         if not path.is_file():
             return None

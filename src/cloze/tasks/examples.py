@@ -36,7 +36,7 @@ class Examples(Protocol):
 
     @property
     def places(self) -> Sequence[str]:
-        """The place of each row: its file and line."""
+        """The location of each row: its file and line."""
 
     @property
     def skipped(self) -> int:
@@ -58,7 +58,7 @@ AnyExamples = TypeVar("AnyExamples", bound=Examples)
 
 
 def fingerprint(*all_examples: object) -> str:
-    """Return a hash of the rows in some dataclasses: their texts and targets, but not their places."""
+    """Return a hash of the rows in some dataclasses: their texts and targets, but not their locations."""
     digest = hashlib.blake2b(digest_size=16)
     for examples in all_examples:
         assert is_dataclass(examples)
@@ -78,7 +78,7 @@ class Example(Protocol):
 
     @property
     def place(self) -> str:
-        """The example's place: file and line."""
+        """The example's location: file and line."""
 
     @property
     def texts(self) -> list[str]:
@@ -97,7 +97,7 @@ class ExampleList(Generic[AnyExample]):
 
     @property
     def places(self) -> list[str]:
-        """The place of each row: its file and line."""
+        """The location of each row: its file and line."""
         return [row.place for row in self.rows]
 
     def __len__(self) -> int:

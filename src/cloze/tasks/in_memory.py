@@ -3,8 +3,8 @@
 Data is recognized by protocol, so that nothing here imports the library it comes from: the Arrow C stream (pandas,
 polars, pyarrow, DuckDB), ``__dataframe__``, ``to_dict`` (a frame that Arrow cannot represent), a mapping of columns, a
 tuple of texts and labels, and any iterable of rows (lists, ``datasets``, generators). Cells are first converted to
-Python values, so that the same rows give the same model in every form. The place of a row is its position, counted from
-1: ``train row 3``.
+Python values, so that the same rows give the same model in every form. The location of a row is its position, counted
+from 1: ``train row 3``.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _FORMS = (
     "a path, a list of dicts, (texts, labels), ((texts, pairs), labels), a data frame, an Arrow table, "
     "or an iterable of rows"
 )
-# Missing values of pandas. NaN in a float column stays a number; the readers refuse it with its place.
+# Missing values of pandas. NaN in a float column stays a number; the readers refuse it and report its location.
 _MISSING = frozenset({"NAType", "NaTType"})
 
 
@@ -190,7 +190,7 @@ def _from_rows(
     columns: Sequence[str] | None = None,
     cells: Callable[[Any], Any] = lambda row: row,
 ) -> RowsInMemory:
-    """Read an iterable once; rows of an unknown form are refused later, with their place."""
+    """Read an iterable once; rows of an unknown form are refused later, with their location."""
     if columns is None and isinstance(names := getattr(data, "column_names", None), list):  # datasets.Dataset
         columns = names
     rows = [cells(row) for row in data]
@@ -215,11 +215,11 @@ def plain_value(value: object) -> object:
     if value is None or isinstance(value, str | bool | int | float | dict):
         # np.str_ and np.float64 are subclasses of str and float, but with another repr.
         return value.item() if value is not None and hasattr(value, "item") else value
-    if hasattr(value, "as_py"):  # a scalar of Arrow
+    if hasattr(value, "as_py"):  # an Arrow scalar
         return plain_value(value.as_py())
     if type(value).__name__ in _MISSING:
         return None
-    if hasattr(value, "tolist"):  # arrays and scalars of NumPy, pandas and polars
+    if hasattr(value, "tolist"):  # NumPy, pandas and polars arrays and scalars
         value = value.tolist()
     if isinstance(value, list | tuple):
         return [plain_value(item) for item in value]
@@ -236,7 +236,7 @@ def _stable(value: object) -> object:
 
 
 def place_of(source: TableSource, number: int) -> str:
-    """Return the place of a line of a file, or of a row in memory."""
+    """Return the location of a line of a file, or of a row in memory."""
     return f"{source}:{number}" if isinstance(source, Path) else f"{source} row {number}"
 
 
@@ -245,7 +245,7 @@ def _refuse(name: str, data: object) -> NoReturn:
 
 
 def texts_of(data: Any, name: str) -> list[str]:
-    """Return a list, array or series of texts as a list; raise an error with the place of a value that is not text."""
+    """Return a list, array or series of texts as a list; raise an error that locates a value that is not text."""
     if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
         raise DataError(f"{name} is {data!r:.40} ({type(data).__name__}); expected a list of texts")
     values = [plain_value(value) for value in data]

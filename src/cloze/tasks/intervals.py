@@ -44,7 +44,7 @@ class Scored(Protocol):
     def __len__(self) -> int: ...
 
     def scores(self, counts: Floats) -> Mapping[str, Floats]:
-        """Return every metric of every resample, (S,); ``counts`` has how often each row was drawn, (S, N)."""
+        """Return every metric for every resample, (S,); ``counts`` holds how often each row was drawn, (S, N)."""
 
 
 class RowScores(Scored, Protocol):

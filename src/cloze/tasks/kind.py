@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 # Source, split ("train", "dev", ...), and the labels that the rows must use; None to collect them from the rows.
 Reader = Callable[[Source, str, LabelSet | None], Read]
-# The place of a row in its file, and its texts without the label.
+# The location of a row in its file, and its texts without the label.
 PlacedTexts = tuple[str, Sequence[str]]
 
 # The form of a training target: the index of a label or option; 0 or 1 for each label; a number; the index of a label
@@ -138,7 +138,7 @@ class TaskKind:
     """
 
     name: str
-    summary: str  # one line of help: what a model of this kind does with its input
+    summary: str  # one line of help that describes the predictions of this kind
     operation: str  # command and service route for predictions; several kinds may share one
     head: "HeadName | None" = None
     inputs: InputType = "texts"
@@ -159,7 +159,7 @@ class TaskKind:
 
     columns: tuple[str, ...] = ("text", "pair", "label")  # columns that the user's own tables may have
     read_texts: Callable[[Source, Any], list[PlacedTexts]] | None = None  # reads the texts of a file without its labels
-    label_metrics: Callable[[LabelSet | None], tuple[str, ...]] | None = None  # if the metrics depend on the labels
+    label_metrics: Callable[[LabelSet | None], tuple[str, ...]] | None = None  # set if the metrics depend on the labels
     named_outputs: bool = False  # whether each output has the name of a label
     problem_type: str | None = None  # as in transformers' config.json
     missing_target: Callable[[int], Target] | None = None  # number of labels -> the target of a row without a label
@@ -170,13 +170,13 @@ class TaskKind:
     cuts_texts: bool = False
     item_noun: str = "texts"  # plural name of training items, for messages
     answers: str = "one of its labels"  # description of the output in model cards, if outputs have no names
-    calibrate: "Callable[[Predictor, Any, Sequence[str]], FittedTask] | None" = None  # with --calibrate, on dev rows
-    fit_on_dev: Callable[[Predictor, Any], TaskLabels] | None = None  # always, on dev rows
+    calibrate: "Callable[[Predictor, Any, Sequence[str]], FittedTask] | None" = None  # for --calibrate, on dev rows
+    fit_on_dev: Callable[[Predictor, Any], TaskLabels] | None = None  # always called, on dev rows
     labelled: bool = True
     unlabelled_note: str = ""  # error message where a kind without labels cannot be used
 
     def __str__(self) -> str:
-        """Return the name, which is also the verb of messages ("this task is to classify")."""
+        """Return the name, which also serves as the verb in messages ("this task is to classify")."""
         return self.name
 
 

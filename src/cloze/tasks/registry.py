@@ -172,10 +172,12 @@ def find_task(name: str) -> TaskSpec:
     key = task_key(name)
     if key == "clue":
         raise ConfigError(
-            f"clue is several tasks; name one of them: {', '.join(clue.CLUE)}; cloze finetune clue runs all"
+            f"clue is a suite of several tasks; name one of them: {', '.join(clue.CLUE)}; cloze finetune clue runs all"
         )
     if key == "glue":
-        raise ConfigError(f"glue is several tasks; name one of them: {', '.join(GLUE)}; cloze finetune glue runs all")
+        raise ConfigError(
+            f"glue is a suite of several tasks; name one of them: {', '.join(GLUE)}; cloze finetune glue runs all"
+        )
     if key in PUBLISHED:
         return PUBLISHED[key]
     kind = KINDS.get(key)
@@ -233,7 +235,7 @@ def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = No
     spec = _find_task_of(source)
     train, labels = spec.read(source, "train", labels)
     notes = _skipped("training", train)
-    # A single file of a published task has no dev file beside it.
+    # A single file of a published task has no dev file next to it.
     if source.dev is None and (not spec.published or source.path.is_file()):
         dev = train
         if part:
@@ -259,7 +261,7 @@ def read_examples(source: Source, labels: Sequence[str] | None, split: str = "de
     known = None if labels is None else LabelSet(tuple(labels))
     spec = _find_task_of(source)
     if not spec.published and split not in ("train", "dev"):
-        raise ConfigError(f"files of your own have no split {split!r}; leave it out, and name the file itself")
+        raise ConfigError(f"your own files have no split {split!r}; leave it out and give the file itself")
     return spec.read(source, split, known).examples
 
 

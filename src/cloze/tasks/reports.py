@@ -109,7 +109,7 @@ class Evaluation:
 
     @property
     def degenerate(self) -> str | None:
-        """Why the model is degenerate, as after some fine-tuning seeds; None if it has learned something."""
+        """The reason why the model is degenerate, as some fine-tuning seeds are; None if it has learned something."""
         if len(self.predictions) > 1 and len(set(self.predictions)) == 1:
             return f"predicts {self.predictions[0]!r} for every row"
         if self.confusion is not None:
@@ -163,7 +163,7 @@ def write_report(evaluation: Evaluation, folder: Path) -> None:
 
 
 def prediction_rows(evaluation: Evaluation) -> list[dict[str, str]]:
-    """Return each row's place and texts with its label, its prediction and the probability of that, if available."""
+    """Return each row's location and texts, its label, its prediction and that prediction's probability, if any."""
     columns: dict[str, Sequence[str]] = {"row": evaluation.places}
     for name in evaluation.inputs[0] if evaluation.inputs else ():
         columns[name] = [row[name] for row in evaluation.inputs]
@@ -239,7 +239,7 @@ def headline(results: Mapping[str, Any]) -> str | None:
 
 
 def verdict(results: Mapping[str, Any]) -> str:
-    """Return one line that says whether the model is ahead of the baseline, level with it or behind it."""
+    """Return one line that states whether the model is ahead of the baseline, level with it or behind it."""
     metric, baseline = next(iter(scores_of(results))), results["baseline"]
     value, low, high = (100 * baseline["difference"][name] for name in ("value", "low", "high"))
     if high < 0:

@@ -1,8 +1,8 @@
 """The rows of a task (``Source``), and the conversion of table records to rows: text, pair and raw label by column.
 
-A file is read as a stream. A bad row stops the reading with its place, or is skipped and counted, depending on
-``on_bad_row``; an error of the whole file always stops it. Imports nothing heavy, because the command line loads the
-settings for ``--help``.
+A file is read as a stream. A bad row stops the reading and its location is reported, or it is skipped and counted,
+depending on ``on_bad_row``; an error of the whole file always stops it. Imports nothing heavy, because the command line
+loads the settings for ``--help``.
 """
 
 import math
@@ -138,7 +138,7 @@ def parse_columns(names: str, path: TableSource) -> tuple[str, ...]:
     """Return the column names for a file without a header; refuse them for a file whose rows name their columns."""
     if not isinstance(path, Path) or table_ending(path) in (".jsonl", ".ndjson", ".json", ".parquet"):
         raise ConfigError(
-            f"columns is {names!r}, which is for CSV and TSV files without a header; the rows of {path} "
+            f"columns is {names!r}, which only applies to CSV and TSV files without a header; the rows of {path} "
             "name their columns: leave it out"
         )
     return tuple(name.strip() for name in names.split(","))
@@ -168,8 +168,8 @@ class Columns:
     label: str | None = None
     several: bool = False  # whether a row may have any number of labels
     skippable: bool = True  # whether the caller has an option to skip bad rows
-    unlabelled: frozenset[str] = frozenset()  # what a published file has in place of a missing label
-    convert: Callable[[Record], Record] | None = None  # for published files whose texts combine several cells
+    unlabelled: frozenset[str] = frozenset()  # values of a published file that mark a missing label
+    convert: Callable[[Record], Record] | None = None  # set for published files whose texts combine several cells
     in_memory: bool = False
 
     @property
@@ -243,7 +243,7 @@ class RowFile:
         if self.problem is None:
             below = " below its header" if isinstance(self.path, Path) else ""
             return DataError(f"{self.path} has no rows{below}; expected at least one")
-        return DataError(f"{self.path}: all of its {self.skipped} rows are bad; the first: {self.problem}")
+        return DataError(f"{self.path}: all {self.skipped} rows are bad; the first: {self.problem}")
 
 
 def read_rows(
@@ -267,7 +267,7 @@ def read_rows(
         pair: The column with the second texts, if any.
         label: The column with the labels, if any.
         several: Whether a row may have any number of labels.
-        on_bad_row: Whether a bad row stops the reading or is skipped and counted.
+        on_bad_row: Whether a bad row stops reading, or is skipped and counted.
         header: The column names of a file without a header.
         skippable: Whether error messages may suggest ``--on-bad-row``.
         unlabelled: Values in place of a label in rows without one; these rows are counted and skipped.
@@ -311,7 +311,7 @@ def _text_of(record: Record, name: str, otherwise: str) -> str:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
         half = f"\\u{ord(value[error.start]):04x}"
-        raise RowError(f"{record.place}: {name!r} has half of a character ({half}); write both halves") from error
+        raise RowError(f"{record.place}: {name!r} has half a surrogate pair ({half}); use whole characters") from error
     return value
 
 
@@ -328,7 +328,7 @@ def _label_of(record: Record, name: str, columns: Columns) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str | int | float):
-        raise RowError(f"{record.place}: {name!r} is {value!r:.40}; expected a text or a number")
+        raise RowError(f"{record.place}: {name!r} is {value!r:.40}; expected text or a number")
     if isinstance(value, float) and math.isnan(value):  # pandas uses NaN for an empty cell of a numeric column
         raise RowError(f"{record.place}: {name!r} is nan; label the row, or {columns.otherwise}")
     label = str(value).strip()

@@ -1,6 +1,6 @@
-"""Read tables (CSV, TSV, JSONL, Parquet) as records: cells by column name, with their place in the file.
+"""Read tables (CSV, TSV, JSONL, Parquet) as records: cells by column name, with their location in the file.
 
-CSV follows RFC 4180: a quoted cell may contain commas, doubled quotes and line breaks. The place of a record is the
+CSV follows RFC 4180: a quoted cell may contain commas, doubled quotes and line breaks. The location of a record is the
 line on which it starts. The first line determines whether commas, tabs or semicolons separate the cells. TSV has no
 quoting, as in GLUE: a quote is an ordinary character.
 """
@@ -127,7 +127,7 @@ class TabbedRecords(Iterator[list[str]]):
 
     @property
     def place(self) -> str:
-        """The place of the last record."""
+        """The location of the last record."""
         return self._source.place
 
     def __next__(self) -> list[str]:
@@ -147,7 +147,7 @@ class QuotedRecords(Iterator[list[str]]):
 
     @property
     def place(self) -> str:
-        """The place where the last record starts."""
+        """The location at which the last record starts."""
         return self._feed.place
 
     def __next__(self) -> list[str]:
@@ -259,7 +259,7 @@ class JsonTable(Table):
 
 
 class ParquetTable(Table):
-    """Parquet, read in batches; the place of a record is its row number."""
+    """Parquet, read in batches; the location of a record is its row number."""
 
     def __init__(self, path: Path) -> None:
         check_is_file(path)
@@ -307,8 +307,8 @@ def _check_cells(batch: Any, path: Path, first: int) -> None:
             size = _cell_size(cell)
             if size > files.LONGEST_LINE:
                 raise DataError(
-                    f"{path}:{number}: the column {name!r} holds {size} bytes; at most {files.LONGEST_LINE} were "
-                    "expected: shorten the text, or leave out the row"
+                    f"{path}:{number}: the column {name!r} holds {size} bytes; expected at most "
+                    f"{files.LONGEST_LINE}: shorten the text, or leave out the row"
                 )
 
 
@@ -325,7 +325,7 @@ def is_table(path: "TableSource") -> bool:
 
 
 def table_ending(path: "TableSource") -> str:
-    """Return the lower-case file extension, ignoring that of a compression; empty for rows in memory."""
+    """Return the lower-case file extension, ignoring a compression suffix; empty for rows in memory."""
     if not isinstance(path, Path):
         return ""
     return (Path(path.stem).suffix if path.suffix.lower() in COMPRESSED else path.suffix).lower()
@@ -349,6 +349,6 @@ def open_table(path: "TableSource", columns: Sequence[str] | None = None) -> Tab
             return ParquetTable(path)
     check_is_file(path)
     raise DataError(
-        f"{path}: the ending {kind!r} is not that of a table; "
-        "expected .csv, .tsv, .jsonl (each also with .gz or .xz) or .parquet: rename or convert the file"
+        f"{path}: {kind!r} is not the extension of a table; expected .csv, .tsv, .jsonl (each also with .gz or .xz) "
+        f"or .parquet: rename or convert the file"
     )

@@ -1,6 +1,6 @@
 """Small edits of a text that preserve its label (Wei and Zou, 2019, "EDA: easy data augmentation").
 
-A text is split into words and the gaps between them. Words are swapped, deleted, duplicated or replaced by synonyms;
+A text is split into words and the gaps between them. Words are swapped, deleted, duplicated or replaced with synonyms;
 punctuation and spaces stay where they were. All random choices come from the generator that is passed.
 """
 
@@ -79,7 +79,7 @@ class Editor:
         return [(start + first, start + last) for first, last in self._splitter.spans(run)]
 
     def _replace(self, split: _Words, count: int, generator: np.random.Generator) -> None:
-        """Replace some words by similar ones."""
+        """Replace some words with similar ones."""
         known = [place for place, word in enumerate(split.words) if self._similar.get(word.lower())]
         for place in _some(known, count, generator):
             word = split.words[place]
@@ -141,7 +141,7 @@ def read_synonyms(path: Path) -> dict[str, list[str]]:
             own = word.strip().lower()
             found.setdefault(own, []).extend(other for other in others.split() if other.lower() != own)
     if not any(found.values()):
-        raise DataError(f"{path}: no word with a synonym in it; expected a word, a tab, and synonyms on each line")
+        raise DataError(f"{path}: contains no word with a synonym; expected a word, a tab, and synonyms on each line")
     return found
 
 

@@ -31,7 +31,7 @@ MAX_WINDOW = 65_536
 _WHITESPACE = frozenset(" \t\n\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000") | {
     chr(code) for code in range(0x2000, 0x200B)
 }
-# Characters that the normaliser deletes or replaces by spaces, so they have no effect at the start of a window.
+# Characters that the normaliser deletes or replaces with spaces, so they have no effect at the start of a window.
 _EMPTY = re.compile(
     "[\x00-\x20\x7f-\xa0\xad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2064\u2066-\u206f\u3000\ufeff\ufffd]*"
 )
@@ -68,7 +68,7 @@ def count_characters(text: str) -> int:
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which UTF-8 cannot encode, by U+FFFD, which BERT drops."""
+    """Replace lone surrogates, which UTF-8 cannot encode, with U+FFFD, which BERT drops."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
@@ -78,7 +78,8 @@ def starts_word(character: str, chinese: bool) -> bool:
         return True
     if character.isascii():
         return character.isprintable() and not character.isalnum()
-    # Recent Unicode versions have more punctuation than the engine knows; the punctuation of Unicode 3.2 is in all.
+    # Recent Unicode versions have more punctuation than the engine knows; the punctuation of Unicode 3.2 is known to
+    # all.
     if unicodedata.category(character).startswith("P"):
         return unicodedata.ucd_3_2_0.category(character).startswith("P")
     return chinese and is_ideograph(character)

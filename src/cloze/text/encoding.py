@@ -1,4 +1,4 @@
-"""Results of the tokenizer: tokens with ids and offsets, words with their rung of the OOV ladder, and truncation.
+"""Results of the tokenizer: tokens with ids and offsets, words with their level of the OOV ladder, and truncation.
 
 Texts longer than a model's maximum length are truncated at the end, reduced to their head and tail, or encoded in
 overlapping windows. The number of dropped tokens is always recorded. The head gets a quarter of the tokens and the tail
@@ -12,7 +12,7 @@ from typing import Literal
 from cloze.text.vocabulary import CONTINUATION, UNKNOWN
 
 Rung = Literal["word", "pieces", "characters", "added", "entity", "look-alike", "unknown"]
-# Number of each rung; text/oov/ladder.py describes them.
+# Number of each level of the OOV ladder; text/oov/ladder.py describes them.
 RUNGS: dict[Rung, int] = {
     "word": 1,
     "pieces": 1,
@@ -25,9 +25,9 @@ RUNGS: dict[Rung, int] = {
 _HEAD = 0.25  # fraction of the head in "head-tail" truncation
 
 
-@dataclass(eq=False, slots=True)  # created for every word that a rung changes, so it must be cheap
+@dataclass(eq=False, slots=True)  # created for every word that the OOV ladder changes, so it must be cheap
 class Mark:
-    """The rung that produced a token. Tokens produced together share one ``Mark``; plain WordPiece tokens have none."""
+    """The OOV ladder level that produced a token. Tokens produced together share one; WordPiece tokens have none."""
 
     rung: Rung
     kind: str | None = None  # type of the entity
@@ -38,7 +38,7 @@ class Pieces:
     """The tokens of one text, without special tokens.
 
     ``unread`` is the number of tokens that were lost before truncation. ``marks`` has one entry per token, or is None
-    if only the first rung was used.
+    if only the first level of the OOV ladder was used.
     """
 
     ids: list[int]
@@ -72,7 +72,7 @@ class Encoding:
         offsets: Start and end in code points of the original text; (0, 0) for special tokens.
         sources: Index of the text that a token comes from (0 or 1); None for special tokens.
         dropped: Number of tokens removed by truncation; a lower bound for texts of many thousands of characters.
-        marks: The rung that produced each token; None if only the first rung was used.
+        marks: The level of the OOV ladder that produced each token; None if only the first was used.
     """
 
     ids: list[int]
@@ -91,7 +91,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a text with its tokens and the rung that resolved it."""
+    """A word of a text with its tokens and the level of the OOV ladder that resolved it."""
 
     text: str
     source: int
@@ -158,7 +158,7 @@ def _read_word(encoding: Encoding, start: int, stop: int, texts: Sequence[str], 
 
 
 def unmarked_rung(ids: Sequence[int], is_unknown: bool, added: Collection[int]) -> Rung:
-    """Return the rung of a word without a mark."""
+    """Return the level of the OOV ladder for a word without a mark."""
     if is_unknown:
         return "unknown"
     if ids[0] in added:

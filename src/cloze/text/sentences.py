@@ -167,7 +167,7 @@ def _candidates(text: str, language: str) -> Iterator[int]:
         known = begin
         for proposal in _proposals(text, begin, stop, language):
             if proposal.next_start > limit:
-                # No proposed end in half a chunk: use the possible ends inside the quotation.
+                # No proposed end within half a chunk: fall back on the possible ends inside the quotation.
                 if known < begin + _CHUNK // 2:
                     yield from (position for position in proposal.inner if position <= limit)
                     known = limit
@@ -199,7 +199,7 @@ def _ends(parts: list[str], place: int) -> list[int]:
 
 
 def _mask(chunk: str) -> str:
-    """Replace characters that mislead sentencex by others, one for one, so that positions stay the same."""
+    """Replace characters that mislead sentencex with others, one for one, so that positions stay the same."""
     # After a number followed by ")", sentencex would treat the rest of the paragraph as one list item.
     masked = chunk.replace(")", "]")
     # sentencex pairs each straight quotation mark with the next one, so an unpaired mark would invert all that follow.

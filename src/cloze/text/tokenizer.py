@@ -155,7 +155,7 @@ class Tokenizer:
         As in the published code, a second text without tokens is omitted together with its ``[SEP]``.
         """
         if pairs is not None and len(pairs) != len(texts):
-            raise RequestError(f"{len(texts)} texts with {len(pairs)} second texts; give one for each")
+            raise RequestError(f"{len(texts)} texts with {len(pairs)} second texts; give one second text per text")
         length = self.max_length if max_length is None else max_length
         overhead = (2 if pairs is None else 3) if special else 0
         if length < max(overhead, 1):
@@ -190,7 +190,7 @@ class Tokenizer:
         If the sequence is too long, its longest texts are truncated at their ends.
         """
         if isinstance(texts, str):
-            raise RequestError("one text was given where a list of texts was expected; put it into a list")
+            raise RequestError("expected a list of texts, got a single text; put it into a list")
         if not 1 <= len(texts) <= self.segments:
             raise RequestError(
                 f"{len(texts)} texts, but this model distinguishes 1 to {self.segments}; "
@@ -216,7 +216,7 @@ class Tokenizer:
         return [self._encode_untruncated(text) if ids is None else ids for text, ids in resolved]
 
     def words(self, encoding: Encoding, text: str, pair: str | None = None) -> list[Word]:
-        """Group the tokens of an encoded text into words, each with the rung that resolved it."""
+        """Group the tokens of an encoded text into words, each with the level of the OOV ladder that resolved it."""
         return read_words(encoding, (text,) if pair is None else (text, pair), self.added_ids)
 
     @property
@@ -238,7 +238,7 @@ class Tokenizer:
         return self._encode_texts(texts, _MAX_TEXT, read_mask=False)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Join pieces to words, and words with spaces."""
+        """Join pieces into words, and words with spaces."""
         return " ".join(self.piece(number) for number in ids).replace(f" {CONTINUATION}", "")
 
     def piece(self, number: int) -> str:

@@ -155,7 +155,9 @@ def _from_vocabulary(folder: Path) -> TokenizerSettings:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; give a model folder, or one that 'cloze vocab' has written")
     if not path.exists():
-        raise CheckpointError(f"{folder}: neither tokenizer.json nor vocab.txt; a model folder needs one of them")
+        raise CheckpointError(
+            f"{folder}: contains neither tokenizer.json nor vocab.txt; a model folder needs one of them"
+        )
     pieces = tuple(read_vocabulary(path))
     # Early checkpoints specify casing only in their names; capitals in the vocabulary indicate a cased model.
     has_capitals = any(piece.isalpha() and piece != piece.lower() for piece in pieces)
@@ -201,7 +203,7 @@ def _read_json(path: Path) -> Json | None:
     """Read a JSON object from a small file; return None if the file does not exist."""
     try:
         if path.stat().st_size > LARGEST_FILE:
-            raise CheckpointError(f"{path}: over {LARGEST_FILE:,} bytes, which no tokenizer needs")
+            raise CheckpointError(f"{path}: larger than {LARGEST_FILE:,} bytes, too large for a tokenizer file")
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
@@ -219,7 +221,7 @@ def _read_tokenizer_json(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     model = _object(data, "model", path)
     # Old files omit the model type.
     if model.get("type", "WordPiece") != "WordPiece":
-        raise CheckpointError(f"{path}: model type is {str(model['type'])[:50]!r}; only WordPiece (BERT) can be read")
+        raise CheckpointError(f"{path}: model type is {str(model['type'])[:50]!r}; only WordPiece (BERT) is supported")
     for name, types in _COMPONENTS.items():
         if name in _OPTIONAL and data.get(name) is None:
             continue
@@ -308,7 +310,7 @@ def _read_pieces(model: Mapping[str, Any], path: Path) -> tuple[str, ...]:
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(slots):
             raise CheckpointError(
                 f"{path}: {piece[:50]!r} has the id {str(number)[:50]}; "
-                f"{len(slots):,} pieces have 0 to {len(slots) - 1}"
+                f"{len(slots):,} pieces must have ids from 0 to {len(slots) - 1}"
             )
         if slots[number] is not None:
             raise CheckpointError(f"{path}: {slots[number]!r} and {piece!r} have the same id, {number}")
@@ -330,7 +332,7 @@ def _check_added(added: Any, pieces: tuple[str, ...], path: Path) -> None:
         if not is_known:
             raise CheckpointError(
                 f"{path}: the added token {str(content)[:50]!r} with id {str(number)[:50]} is not in the "
-                "vocabulary; tokens added beside it are not supported"
+                "vocabulary; added tokens outside the vocabulary are not supported"
             )
 
 

@@ -44,7 +44,7 @@ def read_vocabulary(path: Path) -> list[str]:
     """Read the pieces of a ``vocab.txt``: one per line, in the order of their ids."""
     try:
         if path.stat().st_size > LARGEST_FILE:
-            raise CheckpointError(f"{path}: over {LARGEST_FILE:,} bytes, which no vocabulary needs")
+            raise CheckpointError(f"{path}: larger than {LARGEST_FILE:,} bytes, too large for a vocabulary")
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
@@ -210,7 +210,7 @@ def _choose_characters(
 
 
 class _Pairs:
-    """All words as sequences of symbols, with the count and the places of every pair of adjacent symbols.
+    """All words as sequences of symbols, with the count and the positions of every pair of adjacent symbols.
 
     One array of cells holds all words: one cell per character, and an empty cell between words. The first cell of a
     piece holds its symbol; if the piece has several cells, its last cell holds the negated number of cells. Thus both
@@ -225,7 +225,7 @@ class _Pairs:
         self.owners = array("I", [0])
         self.word_counts = array("Q")
         self.counts: dict[int, int] = {}
-        # Some places are outdated: they stay in the list after a merge has removed the pair there.
+        # Some positions are outdated: they stay in the list after a merge has removed the pair there.
         self.places: dict[int, array[int]] = {}
         self.heap: list[tuple[int, int]] = []
 
@@ -269,7 +269,7 @@ class _Pairs:
         size = before + lengths[right]
         places: Iterable[int] = self.places.pop(pair)
         if left == right:
-            places = sorted(places)  # in "aaa" the first two are merged, regardless of the order of the places
+            places = sorted(places)  # in "aaa" the first two are merged, regardless of the order of the positions
         touched = set[int]()
         for place in places:
             if cells[place] != left or cells[place + before] != right:

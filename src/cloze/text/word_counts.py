@@ -156,7 +156,7 @@ class WordCounts:
 
 
 class SortedTables:
-    """Count tables in temporary files. When a level has many tables, they are merged to one of the next level."""
+    """Count tables in temporary files. When a level has many tables, they are merged into one of the next level."""
 
     def __init__(self) -> None:
         self._levels: list[list[IO[bytes]]] = []
@@ -299,7 +299,7 @@ def count_words(
 
 
 def _blocks(texts: Iterable[str]) -> Iterator[bytes]:
-    """Join texts to blocks of about the same size; long texts are split at word ends."""
+    """Join texts into blocks of about the same size; long texts are split at word ends."""
     pending: list[str] = []
     characters = 0
     for text in texts:

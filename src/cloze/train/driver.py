@@ -183,7 +183,7 @@ def train_with_evaluation(
 
 
 def finetuning_precision(settings: FinetuneSettings, device: torch.device) -> Precision:
-    """Return the training precision: float32 for frozen states, which are computed once, else as the settings say."""
+    """Return the training precision: float32 for frozen states, which are computed once, else as in the settings."""
     return Precision.choose("fp32" if settings.frozen else settings.precision, device)
 
 

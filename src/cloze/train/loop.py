@@ -75,7 +75,7 @@ class BatchSource(Protocol):
     def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> Any:
         """Return a part of the batch of a step, counted from 0; ``progress`` is the completed fraction of the training.
 
-        None if the batch has fewer rows than parts, which is allowed in a single process only.
+        None if the batch has fewer rows than parts, which is only allowed in a single process.
         """
 
 

@@ -1,9 +1,10 @@
 """Optimization: AdamW as BERT uses it, the learning-rate schedule, training precision and divergence detection.
 
 AdamW keeps two running means per parameter, of the gradient (first moment) and of its square (second moment), and
-divides the one by the root of the other; weight decay is applied to the weights directly. During the first steps the
-second moment is a poor estimate and the updates would be too large. The schedule therefore starts with a linear
-warm-up, followed by linear decay to zero (appendix A.2 of the paper). Progress is measured in steps or by the clock:
+divides the first by the square root of the second; weight decay is applied to the weights directly. During the first
+steps the second moment is a poor estimate and the updates would be too large. The schedule therefore starts with a
+linear warm-up, followed by linear decay to zero (appendix A.2 of the paper). Progress is measured in steps or by the
+clock:
 
     rate = peak * progress / warmup                  while progress < warmup
     rate = peak * (1 - progress) / (1 - warmup)      afterwards
@@ -78,8 +79,8 @@ def make_optimizer(
 def layer_decay_scale(layers: int, decay: float) -> Callable[[str], float] | None:
     """Return a function from parameter name to learning-rate factor, for layer-wise decay (Sun et al., 2019).
 
-    Heads and the top layer get the full learning rate. Each lower layer gets ``decay`` times the rate of the layer
-    above it, and the embeddings get the lowest rate. Return None if ``decay`` is 1.
+    Heads and the top layer get the full learning rate. Each lower layer gets ``decay`` times the learning rate of the
+    layer above it, and the embeddings get the lowest. Return None if ``decay`` is 1.
     """
     if decay == 1:
         return None
@@ -169,7 +170,7 @@ class Schedule:
         return self.peak * max(0.0, 1 - progress) / (1 - self.warmup)
 
     def is_stable(self, step: int, seconds: float) -> bool:
-        """Return whether the learning rate of a wsd schedule has not begun to decay before a step."""
+        """Return whether the learning rate of a wsd schedule has not started to decay before a step."""
         return self.name == "wsd" and self.progress(step, seconds) <= 1 - self.decay
 
     def expected_steps(self, step: int, seconds: float) -> int | None:

@@ -53,10 +53,10 @@ _RECORDED_LATER = frozenset(
 # Not compared: the baseline changes only the report, and the number of threads only the last digits of sums.
 _THREADS = "threads"
 _NOT_COMPARED = frozenset({"baseline", _THREADS})
-_WIDTH, _HEIGHT, _MARGIN = 320, 160, 30  # of a curve in a notebook, in pixels
+_WIDTH, _HEIGHT, _MARGIN = 320, 160, 30  # size of a curve in a notebook, in pixels
 # The components of a pre-training loss.
 LOSS_COMPONENTS = ("mlm_loss", "nsp_loss", "sop_loss", "relation_loss", "sbo_loss")
-# Prefix, label and line style of held-out losses; those of long sequences are a curve of their own.
+# Prefix, label and line style of held-out losses; those of long sequences form a separate curve.
 _HELD_OUT = (("held_out", "held out", "o-"), ("held_out_long", "held out, long", "s--"))
 
 Metrics = Sequence[dict[str, float]]
@@ -164,7 +164,7 @@ class Run:
         """Return whether the run is finished; if so, report it and delete the files that only training needs."""
         if self.finished:
             self.clear()  # files remain if the process was killed after it wrote the model
-            progress.say(f"{self.folder}: finished already; use {format_option('fresh', True)} to start over")
+            progress.say(f"{self.folder}: already finished; use {format_option('fresh', True)} to start over")
         else:
             for note in self.notes:
                 progress.say(note)

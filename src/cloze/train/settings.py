@@ -27,12 +27,12 @@ MAY_CHANGE = frozenset({"parallel", "checkpointing", "save_every", "tensorboard"
 def check_precision(name: str) -> None:
     """Refuse an unknown precision."""
     if name not in ("auto", "fp32", "bf16"):
-        raise ConfigError(f"unknown precision {name!r}; auto, fp32 or bf16 was expected")
+        raise ConfigError(f"unknown precision {name!r}; expected auto, fp32 or bf16")
 
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Settings of the training loop, which all kinds of training derive from their own."""
+    """Settings of the training loop; each kind of training derives them from its own settings."""
 
     steps: int | None
     learning_rate: float
@@ -54,27 +54,27 @@ class LoopSettings:
         if self.steps is None and self.hours is None:
             raise ConfigError("neither steps nor hours is given; a training needs an end")
         if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"steps is {self.steps}; at least 1 was expected")
+            raise ConfigError(f"steps is {self.steps}; expected at least 1")
         if self.hours is not None and not 0 < self.hours < 1e6:
-            raise ConfigError(f"hours is {self.hours}; a positive number was expected, 0.5 for half an hour")
+            raise ConfigError(f"hours is {self.hours}; expected a positive number, such as 0.5 for half an hour")
         if not 0 < self.learning_rate < 1:
-            raise ConfigError(f"learning_rate is {self.learning_rate}; a learning rate such as 1e-4 was expected")
+            raise ConfigError(f"learning_rate is {self.learning_rate}; expected a learning rate such as 1e-4")
         if not 0 <= self.warmup < 1:
-            raise ConfigError(f"warmup is {self.warmup}; a share of the steps, from 0 up to 1, was expected")
+            raise ConfigError(f"warmup is {self.warmup}; expected a fraction of the steps, at least 0 and below 1")
         if self.schedule == "wsd" and not 0 < self.decay <= 1 - self.warmup:
             raise ConfigError(
-                f"decay is {self.decay}; a share of the steps above 0 was expected, and at most {1 - self.warmup:g}, "
+                f"decay is {self.decay}; expected a fraction of the steps above 0 and at most {1 - self.warmup:g}, "
                 "which the warm-up leaves"
             )
         check_seed(self.seed)
         if not 0 <= self.weight_decay < 1:
-            raise ConfigError(f"weight_decay is {self.weight_decay}; a small number such as 0.01 was expected")
+            raise ConfigError(f"weight_decay is {self.weight_decay}; expected a small number such as 0.01")
         if not 0 < self.epsilon < 1:
-            raise ConfigError(f"epsilon is {self.epsilon}; a small number such as 1e-6 was expected")
+            raise ConfigError(f"epsilon is {self.epsilon}; expected a small number such as 1e-6")
         if self.accumulate < 1:
-            raise ConfigError(f"accumulate is {self.accumulate}; at least 1 was expected")
+            raise ConfigError(f"accumulate is {self.accumulate}; expected at least 1")
         if self.save_every < 1:
-            raise ConfigError(f"save_every is {self.save_every}; at least 1 was expected")
+            raise ConfigError(f"save_every is {self.save_every}; expected at least 1")
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,9 @@ class PretrainSettings:
     long_length: int | None = None
     """Sequence length of a second phase at the end, such as 512; the number of tokens per step stays the same."""
     long_share: float = 0.1
-    """Fraction of the training that the second phase takes."""
+    """Fraction of training that the second phase takes."""
     phases: str | None = None
-    """Phases of growing length and batch size as LENGTHxBATCH:SHARE, such as 32x128:0.2,128x64:0.7,512x16:0.1; they
-    replace max_length, batch_size and long_length."""
+    """Phases as LENGTHxBATCH:SHARE, such as 32x128:0.2,128x64:0.8; replaces max_length, batch_size and long_length."""
     learning_rate: float = 5e-4
     """Peak learning rate."""
     warmup: float = 0.05
@@ -139,7 +138,7 @@ class PretrainSettings:
     schedule: ScheduleName = "linear"
     """Learning rate after the warm-up: linear decay to zero, or wsd (warm-up, stable, decay), which can be extended."""
     decay: float = 0.2
-    """For wsd: fraction of the training, at its end, over which the learning rate decays to zero."""
+    """For wsd: final fraction of training over which the learning rate decays to zero."""
     weight_decay: float = 0.01
     """Weight decay of matrices and embeddings; biases and LayerNorm are not decayed."""
     epsilon: float = 1e-8
@@ -147,7 +146,7 @@ class PretrainSettings:
     dropout: float | None = None
     """Dropout of hidden states and attention; by default 0.1 for a new model, and unchanged for a loaded one."""
     objective: Objective = "nsp"
-    """What sequences are made of: nsp (does B follow A), sop (are A and B swapped), relation (does B follow A, or is it
+    """Content of the sequences: nsp (does B follow A), sop (are A and B swapped), relation (does B follow A, or is it
     from elsewhere in the document, or from another one), copy (B is A with words dropped or moved), none (full
     sentences)."""
     mixture: str | None = None
@@ -157,7 +156,7 @@ class PretrainSettings:
     mask_rate: float = 0.15
     """Fraction of the tokens that are selected for prediction."""
     mask_mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
-    """Fractions of the selected tokens that are masked, replaced at random and left unchanged."""
+    """Fractions of the selected tokens that are masked, replaced with a random token, and left unchanged."""
     ngrams: tuple[float, float, float, float] = (0.4, 0.3, 0.2, 0.1)
     """For n-gram and correction masking: shares of one to four words; ALBERT's are 6/11, 3/11, 2/11, 0."""
     static: int = 0
@@ -173,7 +172,7 @@ class PretrainSettings:
     embedding_size: int | None = None
     """For a new model: size of the embeddings, as in ALBERT; the hidden size by default."""
     checkpointing: bool = False
-    """Gradient checkpointing: recompute activations in the backward pass; a third more time, much less memory."""
+    """Gradient checkpointing: recompute activations in the backward pass; a third slower, but uses much less memory."""
     precision: PrecisionName = "auto"
     """fp32, bf16, or auto: bf16 where it is faster."""
     parallel: Parallel = "ddp"
@@ -185,17 +184,17 @@ class PretrainSettings:
     tensorboard: bool = False
     """Also write the metrics for TensorBoard."""
     seed: int = 0
-    """Random seed of the initial weights, order, pairs, masks and dropout."""
+    """Random seed for the initial weights, order, pairs, masks and dropout."""
 
     def __post_init__(self) -> None:
         check_types(self)
         check_precision(self.precision)
         if self.batch_size < 1:
-            raise ConfigError(f"batch_size is {self.batch_size}; at least 1 was expected")
+            raise ConfigError(f"batch_size is {self.batch_size}; expected at least 1")
         if self.accumulate > self.batch_size:
             raise ConfigError(f"accumulate is {self.accumulate}, more than the {self.batch_size} sequences of a batch")
         if self.static < 0:
-            raise ConfigError(f"static is {self.static}; a number of variants was expected, 0 for none")
+            raise ConfigError(f"static is {self.static}; expected a number of variants, 0 for none")
         self._check_second_phase()
         self._check_masking()
         for phase in self.length_phases():
@@ -217,26 +216,25 @@ class PretrainSettings:
         if self.phases is not None and given:
             raise ConfigError(f"phases is {self.phases!r}, and {given[0]} is set as well; leave out one of them")
         if self.long_length is not None and self.long_length <= self.max_length:
-            raise ConfigError(
-                f"long_length is {self.long_length}; more than max_length, {self.max_length}, was expected"
-            )
+            raise ConfigError(f"long_length is {self.long_length}; expected more than max_length ({self.max_length})")
         if not 0 < self.long_share < 1:
-            raise ConfigError(f"long_share is {self.long_share}; a share between 0 and 1 was expected")
+            raise ConfigError(f"long_share is {self.long_share}; expected a fraction between 0 and 1")
         if self.long_length is None and self.long_share != PretrainSettings.long_share:
             raise ConfigError(f"long_share is {self.long_share}, but there is no second phase; give a long_length")
 
     def _check_masking(self) -> None:
         if self.boundary and self.masking != "span":
-            raise ConfigError(f"boundary needs the masking span; it is {self.masking}")
+            raise ConfigError(f"boundary needs the masking span, but masking is {self.masking}")
         if self.ngrams != PretrainSettings.ngrams and self.masking not in ("ngram", "correction"):
-            raise ConfigError(f"ngrams are for the maskings ngram and correction, but it is {self.masking}")
+            raise ConfigError(f"ngrams only apply to the maskings ngram and correction, but masking is {self.masking}")
         for name, masking in (("entities", "entity"), ("similar", "correction")):
             if getattr(self, name) is not None and self.masking != masking:
                 raise ConfigError(
-                    f"{name} is for the masking {masking}, but it is {self.masking}; leave out one of them"
+                    f"{name} only applies to the masking {masking}, but masking is {self.masking}; leave out one of "
+                    f"them"
                 )
         if self.masking == "entity" and self.entities is None:
-            raise ConfigError("entity masking needs a dictionary; name a file with an entity a line with --entities")
+            raise ConfigError("entity masking needs a dictionary; give a file with one entity per line with --entities")
 
     def loop(self) -> LoopSettings:
         """Return the settings of the loop."""
@@ -304,9 +302,7 @@ def parse_phases(text: str) -> tuple[Phase, ...]:
     for part in text.split(","):
         found = _PHASE.fullmatch(part.strip())
         if found is None or int(found[2]) < 1:
-            raise ConfigError(
-                f"phases: {part.strip()!r} was found where LENGTHxBATCH:SHARE was expected, such as 128x64:0.8"
-            )
+            raise ConfigError(f"phases: {part.strip()!r} is not valid; expected LENGTHxBATCH:SHARE, such as 128x64:0.8")
         phases.append(Phase(int(found[1]), int(found[2]), float(found[3])))
     _check_shares("phases", text, [phase.share for phase in phases])
     return tuple(phases)
@@ -327,9 +323,7 @@ def parse_mixture(text: str) -> dict[Objective, float]:
         if name in shares:
             raise ConfigError(f"mixture: {name} is named twice in {text!r}")
         if not re.fullmatch(r"\d*\.?\d+", share):
-            raise ConfigError(
-                f"mixture: {part.strip()!r} was found where OBJECTIVE:SHARE was expected, such as nsp:0.3"
-            )
+            raise ConfigError(f"mixture: {part.strip()!r} is not valid; expected OBJECTIVE:SHARE, such as nsp:0.3")
         shares[names[names.index(name)]] = float(share)
     _check_shares("mixture", text, list(shares.values()))
     return shares
@@ -338,7 +332,7 @@ def parse_mixture(text: str) -> dict[Objective, float]:
 def _check_shares(name: str, text: str, shares: Sequence[float]) -> None:
     if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ConfigError(
-            f"{name}: the shares in {text!r} add up to {sum(shares):g}; shares above 0 that add up to 1 were expected"
+            f"{name}: the shares in {text!r} add up to {sum(shares):g}; expected positive shares that add up to 1"
         )
 
 
@@ -351,15 +345,15 @@ class MlmEvaluationSettings:
     mask_rate: float = 0.15
     """For mlm: fraction of the tokens that are selected for prediction."""
     mask_mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
-    """For mlm: fractions of the selected tokens that are masked, replaced at random and left unchanged."""
+    """For mlm: fractions of the selected tokens that are masked, replaced with a random token, and left unchanged."""
     tokens: int = 200_000
     """For mlm: number of tokens to evaluate on, in sequences sampled from the whole text."""
     seed: int = 0
-    """For mlm: random seed of sequences and masks."""
+    """For mlm: random seed for sequences and masks."""
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
-            raise ConfigError(f"tokens is {self.tokens}; at least 1 was expected")
+            raise ConfigError(f"tokens is {self.tokens}; expected at least 1")
         check_seed(self.seed)
         ExampleSettings(max_length=self.max_length)  # rejects bad values before any text is read
         MaskSettings(rate=self.mask_rate, mix=self.mask_mix)
@@ -388,7 +382,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     if name not in recipe_names():
         raise ConfigError(
             f"unknown recipe {name!r}{did_you_mean(name, recipe_names())}; there are {', '.join(recipe_names())}; "
-            "a file of your own goes with --config"
+            "pass your own file with --config"
         )
     values = tomllib.loads((RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

@@ -6,7 +6,7 @@ import pytest
 from cloze.checkpoint.tensorflow.sstable import masked_crc32c
 from tests.checkpoint.table_writer import slow_crc32c, slow_masked_crc32c
 
-# RFC 3720, B.4, and the check value of CRC catalogues.
+# Vectors from RFC 3720, section B.4, and the check value from CRC catalogues.
 VECTORS = {
     bytes(32): 0x8A9136AA,
     b"\xff" * 32: 0x62A8AB43,

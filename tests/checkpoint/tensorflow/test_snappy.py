@@ -61,7 +61,7 @@ def test_compressed_text_comes_back(content: bytes) -> None:
     ("block", "message"),
     [
         (b"", "no 64-bit varint"),
-        (packed(101, literal(b"a" * 101)), "declares 101 bytes, at most 100"),
+        (packed(101, literal(b"a" * 101)), "declares 101 bytes, expected at most 100"),
         (varint(2**40), "at most 100"),
         (packed(5, literal(b"abcdef")), "damaged Snappy block"),
         (packed(5, literal(b"abc"), copy(1, 2, 4)), "damaged Snappy block"),

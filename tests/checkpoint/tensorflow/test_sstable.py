@@ -45,12 +45,12 @@ BAD_TABLES = [
     (table_of([HEADER, X, (b"a", entry())]), "expected ascending order"),
     (table_of([HEADER, (b"k" * 5000, b"")]), "a key of 5000 bytes"),
     (one_block(block([HEADER]), compression=2), "compression 2, expected 0 or 1"),
-    (one_block(b"\xff\xff\xff\x7f"), "2147483647 restart points in a block of 4"),
-    (one_block(b""), "0 restart points in a block of 0"),
+    (one_block(b"\xff\xff\xff\x7f"), "2147483647 restart points do not fit in a block of 4"),
+    (one_block(b""), "0 restart points do not fit in a block of 0"),
     (one_block(b"\x05\x01\x01ab" + bytes(4)), "runs over the end of its block"),
     (one_block(b"\x00\x09\x01ab" + bytes(4)), "runs over the end of its block"),
-    (with_handles(b"", (1 << 40, 5)), "a block at bytes 1099511627776 to 1099511627781, the file has"),
-    (with_handles(sealed(block([])), *[(0, 8)] * 100), r"blocks of \d+ bytes in a file of"),
+    (with_handles(b"", (1 << 40, 5)), "a block spans bytes 1099511627776 to 1099511627781, but the file has"),
+    (with_handles(sealed(block([])), *[(0, 8)] * 100), r"blocks total \d+ bytes, but the file has only"),
     (table([(b"x", sealed(block([HEADER, X]))[:-1] + b"!")]), "wrong checksum of the block at byte 0"),
 ]
 
@@ -83,5 +83,5 @@ def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_snappy_cannot_fill_the_memory() -> None:
     covered = varint(1 << 30) + literal(b"a") + copy(2, 1, 64) * 1000 + b"\x01"
     index = table([(b"x", covered + slow_masked_crc32c(covered))])
-    with pytest.raises(CheckpointError, match="declares 1073741824 bytes, at most 16777216"):
+    with pytest.raises(CheckpointError, match="declares 1073741824 bytes, expected at most 16777216"):
         list(read_table(index))

@@ -27,7 +27,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return Path(shutil.copytree(TINY_BERT, tmp_path / "google"))
 
 
-# Google's names, written out: computing them could repeat an error of the code.
+# Google's names are written out, because computing them could repeat an error of the code.
 NAMES = {
     "bert/embeddings/word_embeddings": ("bert.embeddings.word_embeddings.weight", False),
     "bert/embeddings/token_type_embeddings": ("bert.embeddings.token_type_embeddings.weight", False),
@@ -105,8 +105,8 @@ def test_several_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("bert_config.json", r"bert_config.json: cannot be read \(No such file or directory\)"),
-        ("vocab.txt", "google: neither tokenizer.json nor vocab.txt; a model folder needs one of them"),
-        ("bert_model.ckpt.data-00000-of-00001", "data-00000-of-00001: no such file, but '.*' lies in it"),
+        ("vocab.txt", "google: contains neither tokenizer.json nor vocab.txt; a model folder needs one of them"),
+        ("bert_model.ckpt.data-00000-of-00001", "data-00000-of-00001: no such file, but it should contain '.*'"),
     ],
 )
 def test_missing_files(name: str, message: str, checkpoint: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Clusters without a cluster: the submitted jobs, and stand-ins for Slurm's programs."""
+"""Cluster jobs tested without a cluster: the submitted jobs, and stand-ins for Slurm's programs."""
 
 import os
 import stat
@@ -151,10 +151,10 @@ def test_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"workers": 0}, "workers is 0; at least 1 was expected"),
-        ({"memory": 0}, "memory is 0; at least 1 gigabyte was expected"),
+        ({"workers": 0}, "workers is 0; expected at least 1"),
+        ({"memory": 0}, "memory is 0; expected at least 1 gigabyte"),
         ({"engine": "slurm"}, "engine is slurm, but partition is missing; 'sinfo' lists the partitions of the cluster"),
-        ({"sbatch": ("account",)}, "sbatch is 'account'; name=value was expected, as in account=physics"),
+        ({"sbatch": ("account",)}, "sbatch is 'account'; expected name=value, as in account=physics"),
     ],
 )
 def test_impossible_engines_are_refused(settings: dict[str, object], message: str) -> None:
@@ -172,7 +172,7 @@ def test_a_job_travels_by_its_folder(tmp_path: Path) -> None:
 def test_ray_makes_the_same_corpus(
     text: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports usage over the network
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray sends usage reports over the network
     here = prepare([text], vocabulary, tmp_path / "here", settings=SHARDS)
     engine = EngineSettings("ray", workers=2, memory=1)
     assert contents(prepare([text], vocabulary, tmp_path / "there", settings=SHARDS, engine=engine)) == contents(here)

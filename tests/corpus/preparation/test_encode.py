@@ -36,7 +36,7 @@ def expected(tokenizer: Tokenizer, splitter: WordSplitter, texts: list[str]) -> 
 
 def check(tokenizer: Tokenizer, splitter: WordSplitter, texts: list[str], has_dictionary: bool = False) -> None:
     encoder = SentenceEncoder(tokenizer, splitter, has_dictionary=has_dictionary)
-    for _ in range(2):  # the second time from the cache
+    for _ in range(2):  # the second pass uses the cache
         encoded = encoder.encode(texts)
         assert (encoded.ids.tolist(), encoded.starts.tolist(), encoded.lengths.tolist()) == expected(
             tokenizer, splitter, texts

@@ -333,7 +333,7 @@ def stopped_at(part: int, monkeypatch: pytest.MonkeyPatch, stop: Callable[[], ob
 def test_a_text_that_changes_meanwhile_is_refused(
     text: Path, vocabulary: Path, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text that changes during preparation is rejected, even with the same size and time.
+    """A text that changes during preparation is rejected, even if its size and time are unchanged.
 
     Finished shards are kept.
     """
@@ -488,7 +488,7 @@ def test_full_disk_is_one_line_and_keeps_what_is_finished(
         message = r"00004: cannot be written \(No space left on device\); the finished shards are saved: free some"
         with pytest.raises(ClozeError, match=message):
             prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
-    assert len(list((tmp_path / "data.partial" / "shards").iterdir())) == 4  # and no partial file
+    assert len(list((tmp_path / "data.partial" / "shards").iterdir())) == 4  # no partial file remains
     assert contents(prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)) == contents(several)
 
 
@@ -565,7 +565,7 @@ def test_vocabulary_of_a_run_or_the_shipped_model_is_found(vocabulary: Path, tex
 
 def test_text_that_is_all_held_out_is_told(vocabulary: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("The old river.\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"one.txt: all of its documents \(1\) were held out.*smaller --held-out"):
+    with pytest.raises(DataError, match=r"one.txt: all documents \(1\) were held out.*smaller --held-out"):
         prepare([tmp_path / "one.txt"], vocabulary, tmp_path / "data", settings=PrepareSettings(0.9999999))
     assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
 
@@ -581,7 +581,7 @@ def test_changes_are_refused_by_name(text: Path, vocabulary: Path, tmp_path: Pat
     more = tmp_path / "more" / text.name
     more.parent.mkdir()
     more.write_text("One more.\n", encoding="utf-8")
-    # Two files with the same name, or another order, give another corpus.
+    # Two files with the same name, or a different order of files, give a different corpus.
     both = prepare([text, more], vocabulary, tmp_path / "both")
     for texts in ([more], [more, text], [text]):
         with pytest.raises(DataError, match=r"\(texts differ\)"):
@@ -603,7 +603,9 @@ def test_empty_corpus_leaves_nothing(vocabulary: Path, tmp_path: Path) -> None:
     blank = tmp_path / "blank.txt"
     for text in ("\n\n", "", "\u200b\n"):
         blank.write_text(text, encoding="utf-8")
-        with pytest.raises(DataError, match=r"blank\.txt: no text in it; expected a sentence or a paragraph per line"):
+        with pytest.raises(
+            DataError, match=r"blank\.txt: contains no text; expected a sentence or a paragraph per line"
+        ):
             prepare([blank], vocabulary, tmp_path / "data")
         assert [path.name for path in tmp_path.iterdir()] == ["blank.txt"]
 
@@ -657,18 +659,18 @@ def test_work_with_duplicates_goes_on(
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
 def test_share_out_of_bounds_is_refused(share: float) -> None:
-    with pytest.raises(ConfigError, match=f"held_out is {share}; a share from 0 up to, not including, 1"):
+    with pytest.raises(ConfigError, match=f"held_out is {share}; expected a fraction of at least 0 and below 1"):
         PrepareSettings(share)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2000])
 def test_shard_size_out_of_bounds_is_refused(size: float) -> None:
-    with pytest.raises(ConfigError, match=f"shard_size is {size}; megabytes above 0, up to 1024, were expected"):
+    with pytest.raises(ConfigError, match=f"shard_size is {size}; expected more than 0 and at most 1024 megabytes"):
         PrepareSettings(shard_size=size)
 
 
 def test_nan_is_refused() -> None:
-    with pytest.raises(ConfigError, match="held_out is nan; a number was expected"):
+    with pytest.raises(ConfigError, match="held_out is nan; expected a number"):
         PrepareSettings(held_out=float("nan"))
 
 
@@ -725,7 +727,7 @@ def test_a_changed_vocabulary_is_found(text: Path, vocabulary: Path, tmp_path: P
     tokenizer = Tokenizer.from_folder(folder)
     pieces = [*tokenizer.pieces[:-2], tokenizer.pieces[-1], tokenizer.pieces[-2]]
     Tokenizer(replace(tokenizer.settings, pieces=tuple(pieces))).save(folder)
-    with pytest.raises(DataError, match="data: its vocabulary is not the one that the text was prepared with"):
+    with pytest.raises(DataError, match="data: its vocabulary differs from the one that the text was prepared with"):
         verify_corpus(folder)
 
 
@@ -733,7 +735,7 @@ def test_a_place_needs_a_name(text: Path, vocabulary: Path, tmp_path: Path, monk
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     for place in (".", ".."):
-        with pytest.raises(ConfigError, match=r"^\.+: a path with a folder name was expected, such as \.*/?new$"):
+        with pytest.raises(ConfigError, match=r"^\.+: expected a path with a folder name, such as \.*/?new$"):
             prepare([text], vocabulary, place)
 
 

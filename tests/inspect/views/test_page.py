@@ -1,4 +1,4 @@
-"""The page as a file: self-contained, texts as data only; and the commands that write one."""
+"""The page as a file: it is self-contained and treats texts only as data; and the commands that write it."""
 
 import base64
 import json
@@ -113,13 +113,13 @@ def test_page_is_closed_to_the_outside(model: Model) -> None:
     ]
     assert parts.policy.split("; ") == expected
     addresses = set(re.findall(r"https?://[^\s\"'`<>]+", render_page(build_view(trace_forward(model, "the cat sat.")))))
-    assert addresses == {"http://www.w3.org/2000/svg"}  # an identifier, which is never fetched
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a namespace identifier, which is never fetched
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
         assert word not in script
 
 
 def test_fingerprint_is_the_one_that_browsers_compute() -> None:
-    # The example of the standard, CSP level 2, section 7.15.
+    # The example in the standard (CSP level 2, section 7.15).
     assert csp_hash("alert('Hello, world.');") == "sha256-qznLcsROx4GACP2dm0UCKCzCG+HiZ1guq6ZZDob/Tng="
 
 
@@ -239,4 +239,4 @@ def test_command_tells_of_mistakes(folder: Path, tmp_path: Path, run: Cloze) -> 
     assert "this is a folder" in done.complaint
     done = run("inspect", "the", "--model", folder, "--out", tmp_path / "x.html", "--heads", tmp_path / "no.json")
     assert done.code == 2
-    assert "no.json: is not a file that cloze heads wrote" in done.complaint
+    assert "no.json: was not written by 'cloze heads'" in done.complaint

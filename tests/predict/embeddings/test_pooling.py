@@ -103,11 +103,11 @@ def test_word_positions(word: str, text: str, places: list[tuple[int, int]]) -> 
 
 
 def test_invalid_input_is_rejected(pretrained: Model) -> None:
-    with pytest.raises(RequestError, match=r"^no word 'dog' in 'the cat'; give it as the text has it$"):
+    with pytest.raises(RequestError, match=r"^'dog' does not occur in 'the cat'; spell it as in the text$"):
         pretrained.word("dog", "the cat")
-    with pytest.raises(RequestError, match=r"^occurrence 2 of 'cat', which the text has 1 times; count from 1$"):
+    with pytest.raises(RequestError, match=r"^occurrence 2 of 'cat' was requested, but the text has 1; count from 1$"):
         pretrained.word("cat", "the cat", 2)
-    with pytest.raises(RequestError, match=r"^'cat' lies beyond the 32 tokens that this model reads$"):
+    with pytest.raises(RequestError, match=r"^'cat' lies beyond the 32 tokens that this model accepts$"):
         pretrained.word("cat", "the " * 40 + "cat")
 
 
@@ -119,7 +119,7 @@ def test_mean_of_several_layers(pretrained: Model) -> None:
 
 
 def test_layers_that_are_not_there(pretrained: Model) -> None:
-    with pytest.raises(RequestError, match=r"^no layer was named; -1 is the last, and several are averaged$"):
+    with pytest.raises(RequestError, match=r"^no layer was given; -1 is the last, and several are averaged$"):
         pretrained.embed(["a"], layer=())
-    with pytest.raises(RequestError, match=r"^layer 4 of a model with 3; 0 \(embeddings\) to 3, or -1 for the last$"):
+    with pytest.raises(RequestError, match=r"^no layer 4; expected 0 \(embeddings\) to 3, or -1 for the last$"):
         pretrained.embed(["a"], layer=(1, 4))

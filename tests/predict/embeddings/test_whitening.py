@@ -31,7 +31,7 @@ def test_mean_and_covariance_are_those_of_noise() -> None:
     vectors = whitening(torch.from_numpy(mixed)).numpy().astype(float)
     numpy.testing.assert_allclose(vectors.mean(0), 0, atol=1e-3)
     numpy.testing.assert_allclose(numpy.cov(vectors, rowvar=False, bias=True), numpy.eye(12), atol=1e-3)
-    # Fewer dimensions are the leading ones, those with the most variance.
+    # With fewer dimensions, those with the largest variance are kept.
     few = fit_whitening(mixed, 5)(torch.from_numpy(mixed))
     assert_close(few, vectors[:, :5])
 
@@ -124,7 +124,9 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="has a Dense after Normalize, which cloze does not support"):
         load(tmp_path / "model").embed(["a"])
     modules.write_text(json.dumps([*listed, listed[2]]))
-    with pytest.raises(CheckpointError, match=r"^a Dense of this folder takes vectors of 16, but gets 6; its modules"):
+    with pytest.raises(
+        CheckpointError, match=r"^a Dense module of this folder expects vectors of size 16, but gets 6; its modules"
+    ):
         load(tmp_path / "model").embed(["a"])
     modules.write_text(json.dumps([*listed[:2], {**listed[2], "path": "../else"}]))
     with pytest.raises(CheckpointError, match="leads outside the folder"):
@@ -134,11 +136,11 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"linear.bias": torch.zeros(3)}, "linear.weight with two dimensions was expected"),
-        ({"linear.weight": torch.zeros(4)}, "linear.weight with two dimensions was expected"),
+        ({"linear.bias": torch.zeros(3)}, "expected linear.weight with two dimensions"),
+        ({"linear.weight": torch.zeros(4)}, "expected linear.weight with two dimensions"),
         (
             {"linear.weight": torch.zeros(4, 16), "linear.bias": torch.zeros(3)},
-            r"linear.bias has \(3,\), but linear.weight \(4, 16\); fetch or save it again",
+            r"linear.bias has shape \(3,\), but linear.weight has shape \(4, 16\); fetch or save it again",
         ),
     ],
 )
@@ -153,27 +155,23 @@ def test_weights_that_do_not_fit(tensors: dict[str, torch.Tensor], message: str,
 
 def test_texts_that_do_not_suffice() -> None:
     model = Model(model_folder())
-    with pytest.raises(RequestError, match=r"^1 texts to fit whitening on; at least some hundreds were expected$"):
+    with pytest.raises(RequestError, match=r"^1 texts to fit whitening on; expected at least a few hundred$"):
         model.whiten(["the cat"])
-    with pytest.raises(
-        RequestError, match=r"^all of the 3 texts to fit whitening on have the same vector; give different"
-    ):
+    with pytest.raises(RequestError, match=r"^all 3 texts to fit whitening on have the same vector; give different"):
         model.whiten(["the cat"] * 3)
-    with pytest.raises(RequestError, match=r"^dimensions is 17; 1 to 16, the size of a vector, was expected$"):
+    with pytest.raises(RequestError, match=r"^dimensions is 17; expected 1 to 16 \(the size of a vector\)$"):
         model.whiten(MADE, 17)
     message = r"^4 texts vary in 3 directions, fewer than the 8 requested; give more texts, or 3 dimensions or"
     with pytest.raises(RequestError, match=message):
         model.whiten(["the", "cat", "sat", "on"], 8)
-    with pytest.raises(
-        RequestError, match=r"^4 texts vary in 3 directions, so that only these would be kept of the 16"
-    ):
+    with pytest.raises(RequestError, match=r"^4 texts vary in only 3 directions, so 3 of the 16"):
         model.whiten(["the", "cat", "sat", "on"])
     assert model.whiten(["the", "cat", "sat", "on"], 3).embed(["a"]).shape == (1, 3)
 
 
 @pytest.mark.parametrize("dimensions", [1.5, True, "8"])
 def test_dimensions_are_a_whole_number(dimensions: Any) -> None:
-    with pytest.raises(RequestError, match=r"^dimensions is .*; a whole number was expected$"):
+    with pytest.raises(RequestError, match=r"^dimensions is .*; expected a whole number$"):
         fit_whitening(numpy.eye(8, 4, dtype=numpy.float32), dimensions)
 
 

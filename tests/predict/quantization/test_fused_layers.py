@@ -76,7 +76,7 @@ def test_the_same_answers(way: str, config: BertConfig) -> None:
         assert_same(fast.embed(texts), plain.embed(texts), way)
     assert_same(fast.embed(TEXTS, TEXTS[::-1], layer=1), plain.embed(TEXTS, TEXTS[::-1], layer=1), way)
     assert_same(fast.hidden("the cat", layer=None), plain.hidden("the cat", layer=None), way)
-    # These heads read only some of the last states.
+    # These heads need only some of the last states.
     (filled,), (expected,) = (model.fill("the [MASK] sat") for model in (fast, plain))
     assert filled[0].token == expected[0].token
     assert filled[0].probability == pytest.approx(expected[0].probability, rel=0.05)
@@ -147,7 +147,7 @@ def test_training_hooks_and_copies_use_the_separate_layers(config: BertConfig) -
     encoder.eval()
     assert isinstance(encoder.fused_layers, FusedLayers)
     states = torch.ones(2, 3, config.hidden_size)
-    assert encoder.fused_layers(encoder, states, None, None, False) is None  # gradients are required
+    assert encoder.fused_layers(encoder, states, None, None, False) is None  # because gradients are required
     assert model.attend("the cat").weights.shape[0] == 3
     assert copy.deepcopy(encoder).fused_layers is None
     assert not any("fused_layers" in name for name in model.bert.state_dict())

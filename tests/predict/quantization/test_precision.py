@@ -62,7 +62,8 @@ def test_a_kernel_that_overflows_is_not_right() -> None:
 
 
 def test_floats_are_for_machines_without_a_kernel_of_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Regardless of the timing: they read four times the weights, and this machine may be busy only now.
+    # Float kernels are excluded regardless of timing: they read four times as many bytes of weights, and other load on
+    # this machine may be temporary.
     monkeypatch.setattr(
         quantized, "best_seconds", lambda calls: [0.0 if "floats" in repr(call) else 1.0 for call in calls]
     )
@@ -88,11 +89,11 @@ def test_a_rounded_layer_is_near_and_keeps_its_parameters() -> None:
     with torch.inference_mode():
         exact, found = linear(states), small(states)
     error = (found - exact).norm(dim=-1) / exact.norm(dim=-1)
-    assert float(error.max()) < 0.02  # relative to each row, however small it is
+    assert float(error.max()) < 0.02  # the error is relative to each row, however small its values
     assert_close(found[0, 0], linear.bias)
     assert small.state_dict().keys() == linear.state_dict().keys()
     assert small.weight is linear.weight
-    assert torch.equal(small(states), linear(states))  # with gradients, the float parameter is used
+    assert torch.equal(small(states), linear(states))  # if gradients are required, the float parameter is used
     assert type(copy.deepcopy(small)) is nn.Linear
 
 
@@ -186,8 +187,8 @@ def test_auto_takes_no_bf16_that_is_far_from_float32(
     numpy.testing.assert_array_equal(model.embed(TEXTS), expected)
     (warning,) = (message for message in caplog.messages if "bf16" in message)
     assert re.fullmatch(
-        r"bf16 changes this model's vectors too much \(cosine similarity to float32: -?0\.\d{4}, at least 0\.99 was "
-        r"expected\): float32 is used; precision='bf16' \(--precision bf16\) selects bf16 anyway",
+        r"bf16 changes this model's vectors too much \(cosine similarity to float32: -?0\.\d{4}, expected at least "
+        r"0\.99\): float32 is used; precision='bf16' \(--precision bf16\) selects bf16 anyway",
         warning,
     )
     assert Model(contents, precision="bf16").precision == "bf16", "an explicit request is honoured"
@@ -221,7 +222,7 @@ def test_a_folder_with_unsupported_pooling_is_loaded(monkeypatch: pytest.MonkeyP
 def test_invalid_input_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"^unknown precision 'int4'; did you mean 'int8'\?$"):
         Model(model_folder(), precision="int4")  # type: ignore[arg-type]
-    message = r"^precision int8 is for the CPU, not for cuda; use bf16, or device='cpu' \(--device cpu\)$"
+    message = r"^precision int8 only runs on the CPU, not on cuda; use bf16, or device='cpu' \(--device cpu\)$"
     with pytest.raises(ConfigError, match=message):
         precision_module.set_precision(model_folder(), "int8", torch.device("cuda"))
     assert PRECISIONS[0] == "auto"

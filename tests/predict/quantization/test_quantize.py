@@ -73,7 +73,7 @@ def test_heads_are_pruned_from_rounded_layers_too(precision: str) -> None:
     assert model.precision == precision
     found = model.embed(TEXTS[:3])
     near = numpy.abs(found - expected).max()
-    assert near < 0.2 * numpy.abs(whole - expected).max()  # quantized again, so not bit-identical
+    assert near < 0.2 * numpy.abs(whole - expected).max()  # quantized a second time, so not bit-identical
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -218,7 +218,7 @@ def test_folder_with_a_bad_length_of_answers_is_told(value: object, tmp_path: Pa
     path.write_text(
         json.dumps(json.loads(path.read_text("utf-8")) | {"cloze_task": {"longest_answer": value}}), "utf-8"
     )
-    expected = f"longest_answer is {str(value)!r}; a whole number from 1 up was expected"
+    expected = f"longest_answer is {str(value)!r}; expected a whole number of at least 1"
     with pytest.raises(CheckpointError, match=expected):
         load(path.parent)
 
@@ -242,7 +242,7 @@ def test_threshold_decides_whether_there_is_an_answer() -> None:
     none, some = below.answer(question, context, top=100), above.answer(question, context, top=100)
     assert (none[0].text, none[0].start, none[0].end) == ("", 0, 0)
     assert some[0].text == never[0].text
-    # The probabilities are the same, but another answer comes first.
+    # The probabilities are the same, but a different answer comes first.
     assert sorted(one.probability for one in none) == pytest.approx(sorted(one.probability for one in some))
     assert with_task(0.0).answer(question, context)[0].text == ""
 
@@ -264,13 +264,13 @@ def test_contexts_without_a_token_have_no_answer() -> None:
 
 
 def test_bad_requests_are_told() -> None:
-    with pytest.raises(RequestError, match=r"^top is 0; at least 1 was expected$"):
+    with pytest.raises(RequestError, match=r"^top is 0; expected at least 1$"):
         MODEL.answer("a", "b", top=0)
-    with pytest.raises(RequestError, match=r"^the longest answer is 0 tokens; at least 1 was expected$"):
+    with pytest.raises(RequestError, match=r"^the longest answer is 0 tokens; expected at least 1$"):
         MODEL.answer("a", "b", longest=0)
-    with pytest.raises(RequestError, match=r"^2 questions, but 1 contexts; one for each was expected$"):
+    with pytest.raises(RequestError, match=r"^2 questions, but 1 contexts; expected one for each$"):
         MODEL.answer_all(["a", "b"], ["c"])
-    with pytest.raises(RequestError, match="one text was given where a list of texts was expected"):
+    with pytest.raises(RequestError, match="expected a list of texts, got a single text"):
         MODEL.answer_all("a", ["c"])
     with pytest.raises(RequestError, match="this model has no 'span' head"):
         Model(model_folder(["sequence"])).answer("a", "b")
@@ -422,7 +422,9 @@ def test_scores_are_of_answers_no_longer_than_was_asked_for(tmp_path: Path, fold
         evaluate_answers(MODEL, examples, ("f1", "exact"), longest).predictions for longest in (None, 1)
     ]
     assert usual.predictions != short.predictions
-    with pytest.raises(RequestError, match=r"^the longest answer is -1 tokens; at least 1 was expected$"):
+    with pytest.raises(RequestError, match=r"^the longest answer is -1 tokens; expected at least 1$"):
         evaluate(folder, source, longest=-1)
-    with pytest.raises(RequestError, match=r"^longest is 5, which is for answers in texts; choose is to choose$"):
+    with pytest.raises(
+        RequestError, match=r"^longest is 5, which only applies to answers in texts; leave it out for choose$"
+    ):
         evaluate(folder, Source("choose", path), longest=5)

@@ -120,7 +120,7 @@ def test_questions_without_answer_are_nowhere_in_every_window() -> None:
 
 def test_answers_that_no_window_holds_are_counted() -> None:
     context = "old " * 80
-    spans = [(0, 3), (4, 4 * 30), (0, 4 * 80 - 1), None]  # of 1, 29 and 80 tokens, and no answer
+    spans = [(0, 3), (4, 4 * 30), (0, 4 * 80 - 1), None]  # answers of 1, 29 and 80 tokens, and no answer
     rows = Questions([Question("", "", "the", context, (), span) for span in spans])
     listener = Listener()
     items = answer_items(rows, TOKENIZER.with_max_length(40), 4, listener)

@@ -115,7 +115,7 @@ def test_single_file_is_parted_not_scored_on_itself(tmp_path: Path) -> None:
 def test_missing_files_are_told(tmp_path: Path) -> None:
     assert complaint("squad", tmp_path, "dev").endswith(
         "has no dev-v1.1.json (nor .gz, .xz, .zst of it); expected squad as published, "
-        "or name a file, and another as dev (--dev)"
+        "or one file as the data and another as dev (--dev)"
     )
     assert complaint("squad", tmp_path, "test").endswith("squad has no split 'test'; choose one of: train, dev")
     assert "does not exist" in complaint("squad", tmp_path / "nowhere.json")
@@ -203,7 +203,7 @@ def test_answers_that_stand_nowhere(tmp_path: Path) -> None:
             as_squad([{**QAS[0], "answers": [{"text": "a", "answer_start": "x"}]}]),
             "a.json:q1: 'answer_start' is 'x'; expected the number of characters before the answer",
         ),
-        (as_squad([QAS[0], QAS[0]]), "a.json:q1: another question has the id 'q1'; give each its own"),
+        (as_squad([QAS[0], QAS[0]]), "a.json:q1: another question has the id 'q1'; give each question a unique id"),
         (as_squad([]), "a.json: it has no question"),
     ],
 )
@@ -435,7 +435,7 @@ def test_scores_of_chinese_answers(seed: int) -> None:
         return "".join(draw.choices(parts, k=draw.randint(0, 7)))
 
     cases = [([make() for _ in range(draw.randint(1, 3))], make()) for _ in range(50)]
-    # CMRC's script splits texts with Latin letters and "…" in a way of its own, which is not compared here.
+    # CMRC's script splits texts with Latin letters and "…" in an unusual way, which is not compared here.
     cases = [(answers, said) for answers, said in cases if "…" not in "".join(answers) + said]
     cases += [([answers[0]], answers[0]) for answers, _ in cases[:5]]
     scores = score_answers(("f1", "em", "average"), [AnswerPrediction(answers, said) for answers, said in cases])
@@ -448,7 +448,7 @@ def test_scores_of_chinese_answers(seed: int) -> None:
 
 def test_common_stretch_is_without_gaps() -> None:
     scores = score_answers(("f1", "em"), [AnswerPrediction(["猫坐在河边"], "猫在河")])
-    assert scores["f1"] == pytest.approx(2 * 2 / (5 + 3))  # 在河 is matched; 猫 is shared too, but not contiguous
+    assert scores["f1"] == pytest.approx(2 * 2 / (5 + 3))  # 在河 is matched; 猫 is shared as well, but not contiguous
     assert score_answers(("f1", "em"), [AnswerPrediction(["《猫》：2010年"], "猫2010年 ")])["em"] == 1
 
 

@@ -40,7 +40,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
         with torch.inference_mode():
             expected = theirs(**{name: tensor[None] for name, tensor in encoded.items()}).logits[0]
         assert_close(logits, expected)
-        assert expected.std() > 1e-3  # otherwise any order would be correct
+        assert expected.std() > 1e-3  # otherwise the test would accept any order
 
 
 def test_options_come_best_first_with_shares() -> None:
@@ -60,11 +60,11 @@ def test_options_come_best_first_with_shares() -> None:
 
 
 def test_bad_requests_are_told() -> None:
-    with pytest.raises(RequestError, match=r"^1 options; at least 2 were expected$"):
+    with pytest.raises(RequestError, match=r"^1 options; expected at least 2$"):
         MODEL.choose("a", ["b"])
-    with pytest.raises(RequestError, match=r"^1 prompts, but 2 lists of options; one for each was expected$"):
+    with pytest.raises(RequestError, match=r"^1 prompts, but 2 lists of options; expected one for each$"):
         MODEL.choose_all(["a"], [["b", "c"], ["b", "c"]])
-    with pytest.raises(RequestError, match="one text was given where a list of texts was expected"):
+    with pytest.raises(RequestError, match="expected a list of texts, got a single text"):
         MODEL.choose("a", "bc")
     with pytest.raises(RequestError, match="this model has no 'choice' head"):
         Model(model_folder(["span"])).choose("a", ["b", "c"])

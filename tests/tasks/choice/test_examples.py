@@ -82,7 +82,7 @@ def test_arc_without_a_header(tmp_path: Path) -> None:
         ("How many legs has a cat?", ("2", "3", "4"), 2),
     ]
     assert found.skipped == 2
-    # The default.
+    # With ``on_bad_row="stop"``, the first bad row is an error.
     assert complaint("arc", path, on_bad_row="stop") == (
         "arc_easy_dev.csv:3: label 'E' is none of the 4 options; expected A, B, C, D"
     )
@@ -149,9 +149,9 @@ def test_own_options_in_columns_or_a_list(tmp_path: Path) -> None:
         ({"options": ["B", "A"], "label": "A"}, "label 'A' may mean the options 0, 1 (counted from 0)"),
         ({"options": ["x", "x"], "label": "x"}, "label 'x' may mean the options 0, 1 (counted from 0)"),
         ({"options": ["a"], "label": 0}, "1 options; expected at least 2 (in one column, separated by |)"),
-        ({"options": ["a", ""], "label": 0}, "the options are ['a', '']; expected texts, none of them empty"),
-        ({"options": ["a", 4], "label": 0}, "the options are ['a', 4]; expected texts, none of them empty"),
-        ({"label": 0}, "no 'options' here; it has: text, label; name the options with options (--options)"),
+        ({"options": ["a", ""], "label": 0}, "the options are ['a', '']; expected non-empty texts"),
+        ({"options": ["a", 4], "label": 0}, "the options are ['a', 4]; expected non-empty texts"),
+        ({"label": 0}, "this row has no 'options'; it has: text, label; name the options with options (--options)"),
         ({"options": ["a", "b"]}, "this row has no 'label'"),
     ],
 )
@@ -166,10 +166,10 @@ def test_bad_rows_are_told_or_counted(tmp_path: Path, line: dict[str, Any], expe
 def test_gap_between_options_is_bad_since_letters_would_shift(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "text,a,b,c,label\nWhich?,x,,z,B\n")
     assert complaint("choose", path, options="a,b,c") == (
-        "a.csv:2: the options are ['x', '', 'z']; expected texts, none of them empty"
+        "a.csv:2: the options are ['x', '', 'z']; expected non-empty texts"
     )
     assert complaint("choose", path, options="a,b,c", on_bad_row="skip").startswith(
-        "a.csv: all of its 1 rows are bad; the first: a.csv:2: the options are"
+        "a.csv: all 1 rows are bad; the first: a.csv:2: the options are"
     )
 
 

@@ -120,9 +120,7 @@ def test_complaints(folder: Path) -> None:
     assert str(split.value) == "cola has no split 'devel'; did you mean 'dev'?"
     with pytest.raises(DataError) as missing:
         read_split(find_glue_task("qnli"), folder, "train")
-    assert str(missing.value) == (
-        f"{folder}/QNLI has no train.tsv (nor one of them compressed); expected QNLI as published"
-    )
+    assert str(missing.value) == (f"{folder}/QNLI has no train.tsv (plain or compressed); expected QNLI as published")
     with pytest.raises(DataError) as nowhere:
         read_split(find_glue_task("qnli"), folder / "x", "train")
-    assert str(nowhere.value) == (f"{folder}/x is not a folder; expected the one with QNLI inside, or that itself")
+    assert str(nowhere.value) == (f"{folder}/x is not a folder; expected QNLI or the folder that contains it")

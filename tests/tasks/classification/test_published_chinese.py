@@ -68,5 +68,5 @@ def test_test_rows_with_and_without_labels(folder: Path) -> None:
 
 def test_a_missing_file_is_named_with_its_spellings(folder: Path) -> None:
     (folder / "AFQMC" / "train.json").unlink()
-    with pytest.raises(DataError, match=r"AFQMC has no train.txt or train.json \(nor one of them compressed\)"):
+    with pytest.raises(DataError, match=r"AFQMC has no train.txt or train.json \(plain or compressed\)"):
         read_task(Source("afqmc", folder))

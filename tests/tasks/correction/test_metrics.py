@@ -24,7 +24,7 @@ def test_sighans_figures_by_hand() -> None:
     assert figures["detection_recall"] == 1
     assert figures["detection_f1"] == pytest.approx(0.8)
     assert (figures["correction_precision"], figures["correction_recall"], figures["correction_f1"]) == (0.5, 0.5, 0.5)
-    # Over all flagged sentences, so the wrongly corrected one counts as well.
+    # The denominator is all flagged sentences, including the wrongly corrected one.
     assert figures["flagged_correction_precision"] == pytest.approx(1 / 3)
     assert figures["flagged_detection_precision"] == pytest.approx(2 / 3)
     assert next(iter(figures)) == "correction_f1"

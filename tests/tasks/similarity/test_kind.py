@@ -108,14 +108,14 @@ def test_evaluate_scores_the_vectors_of_any_model(tmp_path: Path) -> None:
     near = (firsts * seconds).sum(1) / (np.linalg.norm(firsts, axis=1) * np.linalg.norm(seconds, axis=1))
     assert found.metrics["auc"] == pytest.approx(roc_auc_score([1, 0, 0], near))
     assert found.results()["rows"] == 3
-    with pytest.raises(RequestError, match="files of your own have no split 'test'"):
+    with pytest.raises(RequestError, match="your own files have no split 'test'"):
         evaluate(folder, source, split="test")
-    with pytest.raises(RequestError, match="longest is 3, which is for answers in texts"):
+    with pytest.raises(RequestError, match="longest is 3, which only applies to answers in texts"):
         evaluate(folder, source, longest=3)
 
 
 def test_vectors_stand_beside_those_of_tf_idf(tmp_path: Path) -> None:
-    """Pairs and retrieval have a baseline: cosines of TF-IDF vectors, compared row by row."""
+    """Pairs and retrieval have a baseline, the cosines of TF-IDF vectors, which is compared row by row."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     words = ["river", "winter", "garden", "captain", "silver", "window"]

@@ -127,12 +127,12 @@ def test_files_without_a_good_sentence(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.txt", "\n-DOCSTART-\n\n")
     with pytest.raises(DataError) as caught:
         read_columns(path)
-    assert str(caught.value) == f"{path}: no sentence in it; expected a word and its tag per line"
+    assert str(caught.value) == f"{path}: contains no sentences; expected a word and its tag per line"
     write(path, "a\n\nb\n")
     with pytest.raises(DataError) as caught:
         read_columns(path, on_bad_row="skip")
     assert str(caught.value) == (
-        f"{path}: all of its 2 sentences are bad; the first: {path}:1: 'a' stands alone; expected a word and its tag, "
+        f"{path}: all 2 sentences are bad; the first: {path}:1: 'a' stands alone; expected a word and its tag, "
         "separated by a space or a tab"
     )
 
@@ -223,7 +223,7 @@ def test_sentences_in_parts(tmp_path: Path) -> None:
     parts = list(read_column_parts(path, 2, whole=True))
     assert [[one.words for one in part.sentences] for part in parts] == [[["a"], ["b"], ["c"]], [["d"], ["e"]]]
     assert [one for part in parts for one in part.sentences] == read_columns(path, tagged=False).sentences
-    with pytest.raises(DataError, match=r"no sentence in it; expected a word and its tag per line$"):
+    with pytest.raises(DataError, match=r"contains no sentences; expected a word and its tag per line$"):
         list(read_column_parts(write(tmp_path / "empty.txt", "\n"), 2, whole=True))
 
 

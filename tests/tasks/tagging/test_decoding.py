@@ -133,7 +133,7 @@ def test_requests_that_cannot_be_answered(tagger: Model) -> None:
         "this model was not trained to tag (its heads: mlm, nsp); load a folder that 'cloze finetune tag' has written"
     )
     classifier = Model(model_folder(["sequence"], task=TaskLabels("classify", ("a", "b"))))
-    with pytest.raises(RequestError, match=r"this model was not trained to tag \(its head does: classify\)"):
+    with pytest.raises(RequestError, match=r"this model was not trained to tag \(its head was trained for: classify\)"):
         classifier.tag(["a"])
 
 
@@ -149,7 +149,7 @@ def test_scores_that_are_no_numbers_are_no_answer() -> None:
 def test_a_text_that_is_too_long_to_be_read_is_told(tagger: Model, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", "cloze"):
         tagger.tag([" \u0301" * 600_000 + " cat"])
-    assert caplog.messages == ["1 of 1 texts are too long and were cut; give them in parts"]
+    assert caplog.messages == ["1 of 1 texts are too long and were cut; split them"]
 
 
 # -- legal sequences ---------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_scores_of_what_it_says(tagger: Model, tmp_path: Path) -> None:
     predicted = [best_tags(row) for row in word_logits(tagger, read_words(tagger.tokenizer, sentences))]
     gold = make_examples(tmp_path / "gold.txt", sentences, predicted)
     evaluation = evaluate_tags(tagger, gold, ())
-    # An I tag without a preceding tag counts as a beginning, so the entities are the same.
+    # An I tag without a preceding tag is treated as a beginning, so the entities are the same.
     assert {name: value for name, value in evaluation.metrics.items() if name != "accuracy"} == {
         "f1": 1.0,
         "precision": 1.0,

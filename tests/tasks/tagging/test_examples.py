@@ -110,7 +110,7 @@ def test_a_tag_without_prefix_among_entities(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read(path)
     assert str(caught.value) == (
-        f"{path}:4: tag 'PER' is neither O nor a prefix with a type, as the others are; expected one such as B-PER"
+        f"{path}:4: tag 'PER' is neither O nor a prefix with a type, unlike the others; expected a tag such as B-PER"
     )
     examples = read(path, on_bad_row="skip")
     assert (examples.words, examples.skipped) == ([["x"]], 1)
@@ -124,12 +124,12 @@ def test_a_tag_that_training_lacks(tmp_path: Path) -> None:
     examples = read(path, labels, on_bad_row="skip")
     assert (examples.words, examples.skipped) == ([["x"]], 1)
     write(path, "z B-MISC\n")
-    with pytest.raises(DataError, match=r"dev.txt: all of its 1 sentences are bad; the first: .*B-MISC"):
+    with pytest.raises(DataError, match=r"dev.txt: all 1 sentences are bad; the first: .*B-MISC"):
         read(path, labels, on_bad_row="skip")
 
 
 def chunks(sentence: Sequence[str]) -> set[tuple[str, int, int]]:
-    """The definition in CoNLL's script, reimplemented as a state machine over (previous, current)."""
+    """Return the entities by the definition in CoNLL's script, as a state machine over (previous, current)."""
     found, start = set(), None
     padded = ["O", *sentence, "O"]
     for place in range(1, len(padded)):
@@ -218,7 +218,7 @@ def test_published_folders_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read_published_tags(CONLL, Source("conll", tmp_path), "dev", None)
     assert str(caught.value) == (
-        f"{tmp_path} has no eng.testa or valid.txt or dev.txt (nor one of them compressed); check the folder"
+        f"{tmp_path} has no eng.testa or valid.txt or dev.txt (plain or compressed); check the folder"
     )
     with pytest.raises(DataError, match=r"nowhere is not a folder; expected one that contains eng.train or train.txt"):
         read_published_tags(CONLL, Source("conll", tmp_path / "nowhere"), "train", None)
@@ -280,7 +280,7 @@ MISTAKES = {
     '{"words": [], "tags": []}': f"'words' is []; {A_LIST}",
     '{"words": ["a", " "], "tags": ["O", "O"]}': "item 2 of 'words' is ' '; expected a text",
     '{"words": ["a"], "tags": [null]}': "item 1 of 'tags' is None; expected a text",
-    '{"words": ["\\ud800"], "tags": ["O"]}': "item 1 of 'words' has half of a character; write both halves",
+    '{"words": ["\\ud800"], "tags": ["O"]}': "item 1 of 'words' has half a surrogate pair; use whole characters",
 }
 
 
@@ -294,7 +294,7 @@ def test_bad_lists(tmp_path: Path, line: str) -> None:
     examples = read(path, on_bad_row="skip")
     assert (len(examples), examples.skipped) == (2, 1)
     write(path, f"{line}\n")
-    with pytest.raises(DataError, match=r"a.jsonl: all of its 1 rows are bad; the first: .*:1: "):
+    with pytest.raises(DataError, match=r"a.jsonl: all 1 rows are bad; the first: .*:1: "):
         read(path, on_bad_row="skip")
 
 
@@ -320,7 +320,7 @@ def test_documents_and_selections(tmp_path: Path) -> None:
     chosen = examples.select([3, 0, 2])
     assert (chosen.words, chosen.places[1], len(chosen)) == ([["e"], ["a", "b"], ["d"]], examples.places[0], 3)
     assert tags(chosen) == [["O"], ["B-X", "O"], ["O"]]
-    # The sentence between two others is no longer there, so they are not neighbours.
+    # Row 1 was removed, so the sentences before and after it are not neighbours.
     assert group_neighbours(examples.select([0, 2, 3]).order) == [[0], [1], [2]]
 
 
@@ -347,7 +347,7 @@ def test_tags_stand_at_first_tokens(tmp_path: Path) -> None:
 
 
 def test_a_model_without_room() -> None:
-    with pytest.raises(ConfigError, match="length is 2; at least 3 was expected"):
+    with pytest.raises(ConfigError, match="length is 2; expected at least 3"):
         tag_windows(TOKENIZER.with_max_length(2), [[[5]]])
 
 
@@ -402,7 +402,7 @@ def test_a_word_is_told_where_it_has_most_context(seed: int) -> None:
 
 
 def test_a_window_serves_every_sentence_that_it_holds() -> None:
-    """Eight-token windows serve every sentence that fits, with context from the same document only.
+    """Eight-token windows contain every sentence that fits, with context from the same document only.
 
     The first document has sentences of 3, 3, 3, 12 and 2 tokens, the second a single one.
     """

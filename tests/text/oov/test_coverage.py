@@ -75,7 +75,7 @@ def test_candidates_worth_adding() -> None:
         Candidate("sars", 2, 4, 6),
         Candidate("cats", 3, 2, 3),
         Candidate("covid", 2, 2, 2),
-        Candidate("鼠", 2, 1, 2),  # given up, which is worse than any number of pieces
+        Candidate("鼠", 2, 1, 2),  # becomes [UNK], which is worse than any number of pieces
     ]
     assert found.unknown == [("☃☃", 2), ("鼠", 2)]
     assert [one.word for one in measure_coverage([text], PLAIN, minimum=3).candidates] == ["cats"]
@@ -153,7 +153,7 @@ def test_note_on_a_script_within_other_text() -> None:
     assert "lacks most Chinese characters" in (unknown_note(PLAIN, [plain + "天"]) or "")
     # The vocabulary has most characters of this script.
     assert unknown_note(PLAIN, [plain + "北 北 天"]) is None
-    # Symbols belong to no script, and a few of them are no reason for a warning.
+    # Symbols do not belong to any script, and a few of them do not cause a warning.
     assert unknown_note(PLAIN, [plain + "☃"]) is None
     assert "7.0% of the tokens are [UNK], which the model cannot tell apart (☃):" in (
         unknown_note(PLAIN, [plain + "☃ ☃ ☃"]) or ""

@@ -48,7 +48,7 @@ def test_words_start_from_what_they_were() -> None:
         ids("co", "##vid"),
         ids("co", "##vid", "##s"),
         ids("co", "##vid", "-", "19"),
-        ids("co"),  # "e" without its accent is not a piece here
+        ids("co"),  # "e" without its accent is not a piece in this vocabulary
         (PLAIN.unknown_id,),
         ids("a", "##b"),
     ]
@@ -115,7 +115,7 @@ def test_same_entity_twice_is_one() -> None:
         ("[MASK]", r"^list:2: '\[MASK\]' is a special or reserved entry; use ordinary words$"),
         ("[unused3]", r"^list:2: '\[unused3\]' is a special or reserved entry"),
         ("[UNUSED3]", r"^list:2: '\[UNUSED3\]' is a special or reserved entry"),
-        ("x" * 101, r"^list:2: 'x{50}' has 101 characters; at most 100 were expected$"),
+        ("x" * 101, r"^list:2: 'x{50}' has 101 characters; expected at most 100$"),
     ],
 )
 def test_refused_words(word: str, message: str) -> None:

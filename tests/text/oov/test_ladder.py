@@ -46,7 +46,7 @@ def test_unmatched_entries_change_nothing(name: str, request: pytest.FixtureRequ
     texts = [*strings(400, seed=31), *wild_strings(200, seed=32)]
     expected = tokenizer.encode_batch(texts, max_length=9999)
     assert all(encoding.marks is None for encoding in expected)
-    # With entries that occur in no text, every step runs and nothing may change.
+    # If the added entries do not occur in any text, every step runs but must not change anything.
     waiting = extended(tokenizer, words=["qqqqzzzz"], entities=[("zzzz qqqq", "a")])
     assert waiting.encode_ids(texts) == tokenizer.encode_ids(texts)
     for old, new in zip(expected, waiting.encode_batch(texts, max_length=9999), strict=True):
@@ -131,7 +131,7 @@ def test_added_words_match_whole_only() -> None:
         (".", "unknown", "[UNK]"),
         ("BEAD", "added", "bead"),
     ]
-    # A greedy match of "bead" would leave a rest that cannot be spelled.
+    # A greedy match in "bead" would leave a remainder that cannot be spelled.
     narrow = Tokenizer.from_vocabulary([*SPECIAL, "be", "##adx"], lowercase=True)
     assert extended(narrow, words=["bead"])("beadx", special=False).tokens == ["be", "##adx"]
 

@@ -64,13 +64,13 @@ WORDS, ENTITIES, SIMILAR = read_word_list, read_entities, read_similar_character
 @pytest.mark.parametrize(
     ("read", "name", "content", "message"),
     [
-        (WORDS, "w.txt", b"\n \n", r"w.txt: no word in it; expected a word per line$"),
-        (WORDS, "w.txt", b"word\tcount\n", r"w.txt: no word in it; expected a word per line$"),
+        (WORDS, "w.txt", b"\n \n", r"w.txt: contains no words; expected a word per line$"),
+        (WORDS, "w.txt", b"word\tcount\n", r"w.txt: contains no words; expected a word per line$"),
         (WORDS, "w.txt", b"", r"w.txt is empty"),
         (WORDS, "w.txt", b"a\n\xff\n", r"w.txt:2: byte 1 \(0xff\) is not UTF-8"),
         (WORDS, "w.txt", b"a\nb\x00\n", r"w.txt:2: a NUL character at byte 2"),
-        (ENTITIES, "m.tsv", b"\n", r"m.tsv: no entity in it; expected a surface form, a tab and words per line$"),
-        (ENTITIES, "m.tsv", b"surface\twords\n", r"m.tsv: no entity in it"),
+        (ENTITIES, "m.tsv", b"\n", r"m.tsv: contains no entities; expected a surface form, a tab and words per line$"),
+        (ENTITIES, "m.tsv", b"surface\twords\n", r"m.tsv: contains no entities"),
         (
             ENTITIES,
             "m.tsv",
@@ -99,7 +99,7 @@ WORDS, ENTITIES, SIMILAR = read_word_list, read_entities, read_similar_character
             SIMILAR,
             "s.tsv",
             b"\n",
-            r"s.tsv: no character in it; expected a character, a tab, and its replacement per ",
+            r"s.tsv: contains no characters; expected a character, a tab, and its replacement per ",
         ),
         (
             SIMILAR,

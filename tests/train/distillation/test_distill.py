@@ -140,7 +140,7 @@ def test_resumed_is_uninterrupted_to_the_bit(teacher: Path, rows: Source, tmp_pa
     assert weights(distill(rows, teacher, tmp_path / "run", settings=settings)) == weights(whole)
     listener = Listener()
     distill(rows, teacher, tmp_path / "run", settings=settings, progress=listener)
-    assert f"{tmp_path / 'run'}: finished already; use fresh=True (--fresh) to start over" in listener.said
+    assert f"{tmp_path / 'run'}: already finished; use fresh=True (--fresh) to start over" in listener.said
     with pytest.raises(ConfigError, match=r"temperature was 2\.0 and is now 4\.0"):
         distill(rows, teacher, tmp_path / "run", settings=replace(settings, temperature=4.0))
 
@@ -219,7 +219,7 @@ def test_heads_that_differ_are_told(teacher: Path, rows: Source, tmp_path: Path)
 
 def test_students_that_cannot_be_are_refused(data: Path, teacher: Path, tmp_path: Path) -> None:
     contents = load_folder(teacher)
-    with pytest.raises(ConfigError, match="layers is 5, but the teacher has 4; at most as many were expected"):
+    with pytest.raises(ConfigError, match="layers is 5, but the teacher has 4; expected at most as many"):
         make_student(contents, DistillSettings(layers=5))
     config, tokenizer = make_bert(data).config, contents.tokenizer
 
@@ -229,12 +229,12 @@ def test_students_that_cannot_be_are_refused(data: Path, teacher: Path, tmp_path
             make_student(contents, DistillSettings(student=str(tmp_path / "other")))
 
     cased = Tokenizer.from_vocabulary(tokenizer.pieces, lowercase=False)
-    refused("has another vocabulary than the teacher .* or tokenizes texts differently", Bert.fresh(config), cased)
+    refused("its vocabulary differs from the teacher's .* or it tokenizes texts differently", Bert.fresh(config), cased)
     fewer = Tokenizer.from_vocabulary(tokenizer.pieces[:-1], lowercase=True)
-    refused("another vocabulary", Bert.fresh(replace(config, vocab_size=fewer.size)), fewer)
+    refused("its vocabulary differs", Bert.fresh(replace(config, vocab_size=fewer.size)), fewer)
     short = tokenizer.with_max_length(8)
     refused("accepts at most 8 tokens, but the teacher accepts 16", Bert.fresh(replace(config, positions=8)), short)
-    refused("supports 1 segments, but the teacher 2", Bert.fresh(replace(config, segments=1)), tokenizer)
+    refused("supports 1 segments, but the teacher supports 2", Bert.fresh(replace(config, segments=1)), tokenizer)
     with pytest.raises(CheckpointError, match="no such folder"):
         make_student(contents, DistillSettings(student=str(tmp_path / "nowhere")))
 
@@ -300,7 +300,7 @@ def test_student_of_a_reader_of_frozen_states(reads: Features, deep: Path, rows:
     teacher_run = run_finetuning(
         rows, deep, tmp_path / "teacher", settings=replace(LEARNING, learning_rate=1e-2, frozen=reads)
     )
-    # From the teacher's logits alone, so that everything the student learns comes from them.
+    # Train on the teacher's logits alone, so that everything the student learns comes from them.
     settings = replace(QUICK, epochs=6, learning_rate=2e-3, labels_weight=0.0)
     run = distill(rows, teacher_run, tmp_path / "run", settings=settings)
     student, report = load_folder(run).model, read(run / "distillation.json")
@@ -345,7 +345,8 @@ def test_student_of_a_reader_starts_without_what_is_attached(
         for new, old in enumerate((1, 3)):
             assert torch.equal(small[f"encoder.layers.{new}.{name}"], large[f"encoder.layers.{old}.{name}"])
     assert torch.equal(small["encoder.embeddings.token.weight"], large["encoder.embeddings.token.weight"])
-    # The teacher's head used unpooled states; the student's own head uses the old pooler, or else the mean.
+    # The teacher's head used unpooled states; the student's new head uses the existing pooler or, without one, the
+    # mean.
     assert small["heads.sequence.output.weight"].shape == (2, plain.model.config.hidden_size)
     assert small["heads.sequence.output.weight"].abs().max() > 0
     assert ("pooler.dense.weight" in small) == pooled
@@ -423,16 +424,16 @@ def test_rows_without_labels_that_teach_nothing_are_refused(
 ) -> None:
     (tmp_path / "more.txt").write_text("the river\n", encoding="utf-8")
     settings = replace(QUICK, logits_weight=0.0)
-    with pytest.raises(ConfigError, match="logits_weight is 0, but rows without labels teach nothing else"):
+    with pytest.raises(ConfigError, match="logits_weight is 0, but rows without labels contribute to no other loss"):
         distill(rows, teacher, tmp_path / "run", unlabelled=tmp_path / "more.txt", settings=settings)
     (tmp_path / "empty.txt").write_text("\n \n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"empty.txt has no text in it; expected one text per line"):
+    with pytest.raises(DataError, match=r"empty.txt contains no text; expected one text per line"):
         distill(rows, teacher, tmp_path / "run", unlabelled=tmp_path / "empty.txt", settings=QUICK)
     tuning = FinetuneSettings(epochs=1, batch_size=8, max_length=16)
     tags = make_source("tag", tmp_path)
     tagger = run_finetuning(tags, base, tmp_path / "tagger", settings=tuning)
     with pytest.raises(
-        ConfigError, match="rows without labels are for labels and numbers of texts; this task is to tag"
+        ConfigError, match="rows without labels only work with labels and numbers of texts; this task is to tag"
     ):
         distill(tags, tagger, tmp_path / "run", unlabelled=tmp_path / "more.txt", settings=QUICK)
     pairs = write(tmp_path / "pairs.csv", [{**row, "other": "the river"} for row in make_rows(40)])
@@ -470,13 +471,16 @@ def test_teacher_of_another_task_is_refused(base: Path, teacher: Path, rows: Sou
         ({"student": "x", "preset": "mini"}, "preset and student exclude each other"),
         ({"take": "first", "preset": "mini"}, "take is 'first', but a preset takes no layers of the teacher"),
         ({"take": "first", "student": "x"}, "take is 'first', but a student takes no layers"),
-        ({"layers": 0}, "layers is 0; at least 1 was expected"),
-        ({"states_weight": -1.0}, "states_weight is -1.0; a number from 0 up was expected"),
-        ({"attention_weight": float("nan")}, "attention_weight is nan; a number was expected"),
-        ({"labels_weight": 0.0, "logits_weight": 0.0}, "labels_weight and logits_weight are 0: nothing would teach"),
-        ({"temperature": 0.0}, "temperature is 0.0; a number above 0 was expected"),
-        ({"epochs": 0}, "epochs is 0; at least 1 was expected"),
-        ({"learning_rate": 3.0}, "learning_rate is 3.0; a learning rate such as 1e-4 was expected"),
+        ({"layers": 0}, "layers is 0; expected at least 1"),
+        ({"states_weight": -1.0}, "states_weight is -1.0; expected a number of at least 0"),
+        ({"attention_weight": float("nan")}, "attention_weight is nan; expected a number"),
+        (
+            {"labels_weight": 0.0, "logits_weight": 0.0},
+            "labels_weight and logits_weight are both 0, so the student's head",
+        ),
+        ({"temperature": 0.0}, "temperature is 0.0; expected a number above 0"),
+        ({"epochs": 0}, "epochs is 0; expected at least 1"),
+        ({"learning_rate": 3.0}, "learning_rate is 3.0; expected a learning rate such as 1e-4"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -139,7 +139,7 @@ def test_answers_are_compared_as_the_formula_says(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_reader_of_frozen_states_teaches_what_it_says_itself(kind: str, reads: Features, by: FeatureHead) -> None:
     teacher, batch = make_reader(kind, reads, by), make_batch(kind)
-    # A confident student as well: if all options were equal to it, the teacher's logits would not matter.
+    # The student is confident as well: if it scored all options equally, the teacher's logits would not matter.
     config = replace(CONFIG, layers=2, initial_deviation=0.9)
     student = Bert.fresh(config, (head_of(kind),), labels=LABELS[kind], seed=8)
     expected = compared(kind, logits_of(student, kind, batch), logits_of(teacher, kind, batch), batch, 2.0)

@@ -1,4 +1,4 @@
-"""Advice after fine-tuning: one history for each piece of advice, and no advice after a good run."""
+"""Advice after fine-tuning: each advice for a matching history, and none after a good run."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_silent_after_a_good_run() -> None:
     assert advice(CONVERGED) == []
     # The score falls at the end, but the rows are learned.
     assert advice([0.7, 0.6, 0.4, 0.3, 0.12, 0.11, 0.02, 0.01]) == []
-    # A difference within the noise of the batches.
+    # The difference is within the noise between batches.
     assert advice([0.7, 0.7, 0.65, 0.6, 0.4, 0.8, 0.75, 0.35]) == []
 
 
@@ -83,10 +83,10 @@ def test_one_label_for_all_rows(settings: dict[str, Any], targets: str, remedy: 
 
 def test_one_label_for_nearly_all_rows() -> None:
     assert "'a' for 39 of 40 dev rows" in advice(CONVERGED, "a" * 39 + "b", "ab" * 20)[0]
-    # The rows have this label distribution.
+    # The labels of the rows have the same distribution as the predictions.
     assert advice(CONVERGED, "a" * 39 + "b", "a" * 39 + "b") == []
     assert advice(CONVERGED, "a" * 8, "a" * 8) == []
-    # Too few rows for a judgement.
+    # There are too few rows for advice.
     assert advice(CONVERGED, "a" * 7, "a" * 4 + "b" * 3) == []
 
 

@@ -1,4 +1,4 @@
-"""Runs report a baseline beside the model's scores, without affecting the model."""
+"""Runs report a baseline next to the model's scores, without affecting the model."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from tests.train.finetuning.test_finetune import make_rows, write
 from tests.train.made import Listener, interrupted_at
 from tests.train.pretraining.test_pretrain import weights
 
-# The learning rate is nearly zero: the model learns nothing.
+# The learning rate is nearly zero, so the model learns nothing.
 IDLE = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-9)
 
 
@@ -39,7 +39,7 @@ def source(tmp_path: Path) -> Source:
 
 @pytest.fixture
 def fits(monkeypatch: pytest.MonkeyPatch) -> list[TaskData]:
-    """The data of every fit of the baselines."""
+    """Record the data of every fit of the baselines."""
     fitted: list[TaskData] = []
     fit: Callable[[TaskData], list[Baseline]] = baselines_module.fit_baselines
 
@@ -180,7 +180,7 @@ def test_setting_is_recorded_but_not_compared() -> None:
 def test_search_compares_its_best_run(
     base: Path, source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The report of a search begins with its best run being behind the words."""
+    """The report of a search begins by stating that its best run is worse than the TF-IDF baseline."""
     run = search(source, base, tmp_path / "run", settings=IDLE, search_settings=SearchSettings(seeds=2))
     print_search(run, json=False)
     best = Run(run).results()["best"]

@@ -150,7 +150,7 @@ def test_mistakes_are_learned_and_the_folder_remembers(speaker: Path, tmp_path: 
         "他在家吃苹果",
         "他要再来",
     ]  # the correct "再" in the second text is unchanged
-    # The settings in the folder equal these explicit settings.
+    # The settings stored in the folder equal these explicit settings.
     correction = CorrectionSettings(reading="seen", threshold=found["threshold"])
     assert model.correct(["他再家吃平果", "他要再来"], correction) == corrected
     model.save(tmp_path / "copy")
@@ -167,7 +167,7 @@ def test_resumed_is_uninterrupted_to_the_bit(base: Path, rows: Path, tmp_path: P
     assert (resumed / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
     listener = Listener()
     finetune_correction(source, base, tmp_path / "run", settings=QUICK, progress=listener)
-    assert f"{tmp_path / 'run'}: finished already; use fresh=True (--fresh) to start over" in listener.said
+    assert f"{tmp_path / 'run'}: already finished; use fresh=True (--fresh) to start over" in listener.said
     with pytest.raises(ConfigError, match=r"epochs was 1 and is now 2"):
         finetune_correction(source, base, tmp_path / "run", settings=replace(QUICK, epochs=2))
 
@@ -196,7 +196,9 @@ def test_invalid_input_is_rejected(base: Path, rows: Path, tmp_path: Path) -> No
         assert not (tmp_path / "run").exists()
 
     refused("^adapter is 'lora', which training for correction does not support; leave", ConfigError, adapter="lora")
-    refused(r"^max_length is 5000, but the model accepts at most \d+ tokens; use that", ConfigError, max_length=5000)
+    refused(
+        r"^max_length is 5000, but the model accepts at most \d+ tokens; use at most that", ConfigError, max_length=5000
+    )
     clean = write_rows(tmp_path / "clean.jsonl", [("a", "a")] * 30)
     refused("clean.jsonl: no row has a mistake; expected texts with mistakes", DataError, clean)
     few = write_rows(tmp_path / "few.jsonl", [("a", "b")] * 3)

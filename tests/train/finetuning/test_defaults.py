@@ -120,7 +120,7 @@ def test_both_texts_of_a_pair_count(tmp_path: Path) -> None:
     data = rows_of([70] * 40, tmp_path, pair=56)
     chosen = choose_task_length(data, SHORT, FinetuneSettings())
     assert chosen is not None
-    assert chosen.tokens == 256  # 70 + 56 words and three special tokens are 129
+    assert chosen.tokens == 256  # 70 + 56 words and three special tokens are 129 tokens
 
 
 def test_a_sample_of_the_rows_is_counted() -> None:
@@ -159,7 +159,7 @@ def test_maximum_length_is_reported_recorded_and_resumed(base: Path, tmp_path: P
     assert json.loads((run / "run.json").read_text("utf-8"))["max_length"] == 256
     assert load_folder(run).tokenizer.max_length == 256
     assert not any("are cut" in message for message in listener.said)
-    # A run with another length, as of an earlier version, is resumed with that length.
+    # A run with a different length, as from an earlier version, is resumed with that length.
     early = run_finetuning(
         source, tmp_path / "deep", tmp_path / "early", settings=replace(settings, max_length=128), progress=listener
     )

@@ -61,7 +61,7 @@ def test_every_step_is_compared_and_the_direct_model_stays_within_noise(base: Pa
     assert starts["domain-task"]["model"] == str(run / "domain")
     again = Listener()
     adapt(source, [domain], base, run, adaptation=QUICK, settings=FAST, progress=again)
-    assert any("finished already" in line for line in again.said)
+    assert any("already finished" in line for line in again.said)
 
 
 def test_a_start_is_kept_for_a_gain_beyond_noise() -> None:
@@ -69,7 +69,7 @@ def test_a_start_is_kept_for_a_gain_beyond_noise() -> None:
     noise = Difference(0.04, -0.01, 0.09)
     clear, small = Difference(0.03, 0.01, 0.05), Difference(0.02, 0.005, 0.035)
     kept = choose_start(means, {"domain": noise, "task": clear, "domain + task": small})
-    # The chosen start has not the best mean, but the best gain beyond noise.
+    # The chosen start does not have the best mean, but its gain is the best one beyond noise.
     assert kept == ("task", "task: gain +3.0 points, 95 % interval +1.0 to +5.0: beyond noise")
     assert choose_start(means, {"domain": noise, "task": noise, "domain + task": noise}) == (
         "direct",
@@ -121,7 +121,7 @@ def test_the_table_of_starts_has_gains_and_why_a_model_is_kept(
         "within noise: the direct model is kept",
         f"{tmp_path}: the model of direct",
     ]
-    # Finished runs of version 0.1.
+    # Results of finished runs of version 0.1.
     early = {"direct": {**common, "brought": 0.0}, "domain": {**common, "brought": 0.02}}
     print_starts(tmp_path, {"metric": "accuracy", "starts": early, "best": "domain"})
     assert capsys.readouterr().out.splitlines()[1:] == [
@@ -163,7 +163,7 @@ def test_training_rows_that_hold_what_is_scored_are_not_read(base: Path, tmp_pat
 def test_what_fine_tuning_refuses_is_refused_before_anything_is_read(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     domain = write_domain(tmp_path / "domain.txt")
-    with pytest.raises(ConfigError, match="stride is for answers in long contexts"):
+    with pytest.raises(ConfigError, match="stride only applies to answers in long contexts"):
         adapt(source, [domain], base, tmp_path / "run", adaptation=QUICK, settings=replace(FAST, stride=8))
     assert not (tmp_path / "run").exists()
 
@@ -199,7 +199,7 @@ def test_test_rows_without_labels_must_not_be_read_either(base: Path, tmp_path: 
 
 
 def test_text_in_json_is_read_as_text(base: Path, tmp_path: Path) -> None:
-    """Rows are found in the decoded text of a JSON file, and documents are left out there too."""
+    """Rows are found in the decoded text of a JSON file, and its documents can be left out as well."""
     dev = make_rows(16, 1)
     dev[3] = {**dev[3], "text": "患者在治疗后六周内没有出现任何不良反应"}
     source = Source("classify", write(tmp_path / "a.csv", make_rows(64)), write(tmp_path / "b.csv", dev))
@@ -224,7 +224,9 @@ def test_test_rows_of_own_files_must_not_be_read_either(base: Path, tmp_path: Pa
     asked = partial(adapt, source, [domain], base, tmp_path / "run", settings=FAST)
     with pytest.raises(DataError, match=rf"1 evaluation rows occur .*{own}:4"):
         asked(test=own, adaptation=QUICK)
-    with pytest.raises(ConfigError, match=r"test is .*test\.csv, but with overlap='allow' .* no overlap is looked for"):
+    with pytest.raises(
+        ConfigError, match=r"test is .*test\.csv, but overlap='allow' .* disables the check for overlaps"
+    ):
         asked(test=own, adaptation=replace(QUICK, overlap="allow"))
     assert not (tmp_path / "run").exists()
     run = asked(test=own, adaptation=replace(QUICK, overlap="drop", seeds=1))

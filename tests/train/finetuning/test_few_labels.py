@@ -1,4 +1,4 @@
-"""The few-label method: a linear head at its optimum, pairs built from labels, and the choice against fine-tuning."""
+"""The few-label method: a linear head at its optimum, pairs built from labels, comparison with fine-tuning."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def test_head_is_the_optimum_of_scikit_learn(strength: float, labels: int, balan
 
     standardized, fold = standardize(vectors)
     head = fit_head(standardized, np.eye(labels)[targets], Loss("index", label_weights), strength)
-    if labels == 2:  # scikit-learn has one weight vector, the difference of ours
+    if labels == 2:  # scikit-learn has one weight vector, the difference of the two vectors of cloze
         assert head.weight[1] - head.weight[0] == pytest.approx(expected.coef_[0], abs=1e-4)
         assert head.bias[1] - head.bias[0] == pytest.approx(expected.intercept_[0], abs=1e-4)
     else:
@@ -235,7 +235,9 @@ def test_linear_start_is_refused_where_it_means_nothing(embedder: Path, tmp_path
         FinetuneSettings(linear_start=True, frozen="last")
     (tmp_path / "tags.txt").write_text("winter B-X\nriver O\n\n" * 20, "utf-8")
     settings = FinetuneSettings(linear_start=True, max_length=16)
-    with pytest.raises(ConfigError, match="linear_start is for labels and numbers of texts; this task is to tag"):
+    with pytest.raises(
+        ConfigError, match="linear_start only applies to labels and numbers of texts; this task is to tag"
+    ):
         run_finetuning(Source("tag", tmp_path / "tags.txt"), embedder, tmp_path / "run", settings=settings)
 
 
@@ -303,8 +305,8 @@ def test_folds_of_a_search(embedder: Path, tmp_path: Path) -> None:
     run = search(source, embedder, tmp_path / "run", settings=FEW, search_settings=plan)
     assert "logistic regression" in (run / "model" / "README.md").read_text("utf-8")
     for plan, message in (
-        (SearchSettings(seeds=2), "seeds is for fine-tuning; the head of few has no random start"),
-        (SearchSettings(grid=True), "grid is for fine-tuning; the head of few has no learning rate"),
+        (SearchSettings(seeds=2), "seeds only applies to fine-tuning; the head of few has no random start"),
+        (SearchSettings(grid=True), "grid only applies to fine-tuning; the head of few has no learning rate"),
     ):
         with pytest.raises(ConfigError, match=message):
             search(source, embedder, tmp_path / "bad", settings=FEW, search_settings=plan)
@@ -394,7 +396,7 @@ def test_comparison_without_a_model_falls_back_to_all_rows(
     assert weights(run) == weights(explicit)
 
 
-@pytest.mark.parametrize("rows", [26, 40])  # of the comparison, and of the training on all rows
+@pytest.mark.parametrize("rows", [26, 40])  # row counts: of the comparison (26) and of all rows (40)
 def test_interrupted_run_continues_in_either_stage(
     embedder: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
@@ -482,20 +484,22 @@ def test_refused_settings(embedder: Path, source: Source, tmp_path: Path, values
 def test_refused_tasks(embedder: Path, tmp_path: Path) -> None:
     rows = [row | {"label": "1"} for row in make_rows(20)]
     path = write(tmp_path / "rows.csv", rows)
-    with pytest.raises(ConfigError, match="contrastive is for rows with one label each; this task is to regress"):
+    with pytest.raises(
+        ConfigError, match="contrastive only applies to rows with one label each; this task is to regress"
+    ):
         run_finetuning(Source("regress", path), embedder, tmp_path / "run", settings=CONTRASTIVE)
     with pytest.raises(ConfigError, match="few is True, which training for similarity does not support"):
         run_finetuning(Source("similarity", path), embedder, tmp_path / "run", settings=FinetuneSettings(few=True))
     tags = write(tmp_path / "tags.jsonl", [{"text": "a b", "label": "O O"}])
     tags.write_text('{"tokens": ["a", "b"], "tags": ["O", "B-X"]}\n' * 20, "utf-8")
-    with pytest.raises(ConfigError, match="few is for labels and numbers of texts; this task is to tag"):
+    with pytest.raises(ConfigError, match="few only applies to labels and numbers of texts; this task is to tag"):
         run_finetuning(
             Source("tag", tags, text="tokens", label="tags"),
             embedder,
             tmp_path / "run",
             settings=FinetuneSettings(few=True),
         )
-    with pytest.raises(ConfigError, match="contrastive trains the vectors of few; set few as well"):
+    with pytest.raises(ConfigError, match="contrastive trains the vectors that few uses; set few as well"):
         FinetuneSettings(contrastive=True)
 
 

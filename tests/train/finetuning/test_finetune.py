@@ -75,7 +75,7 @@ def test_separable_labels_are_learned(learned: Path) -> None:
     assert results.keys() == {"accuracy", "macro_f1", "rows", "intervals", "by_label", "baseline"}
     assert results["rows"] == 40
     assert results["accuracy"] > 0.9
-    # Evaluated after every epoch of 20 steps.
+    # The run is evaluated after every epoch of 20 steps.
     metrics = [json.loads(line) for line in (learned / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["step"] for row in metrics if "dev_accuracy" in row] == [20, 40, 60, 80, 100, 120]
     assert metrics[-1]["dev_accuracy"] == results["accuracy"]
@@ -196,7 +196,7 @@ def test_model_without_pooler_is_told(data: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     run = run_finetuning(source, tmp_path / "bare", tmp_path / "run", settings=FAST, progress=listener)
     assert (
-        "the head reads the mean of the token states (the model has no pooler); pooling='cls' (--pooling cls) for "
+        "the head uses the mean of the token states (the model has no pooler); pooling='cls' (--pooling cls) for "
         "[CLS] with a pooler"
     ) in listener.said
     assert load_folder(run).model.pooling == "mean"
@@ -211,7 +211,7 @@ def test_finished_run_returns_at_once_and_fresh_starts_over(base: Path, tmp_path
     run = run_finetuning(source, base, tmp_path / "run", settings=FAST)
     before, listener = (run / "model" / "config.json").stat().st_mtime_ns, Listener()
     run_finetuning(source, base, run, settings=FAST, progress=listener)
-    assert listener.said[-1] == f"{run}: finished already; use fresh=True (--fresh) to start over"
+    assert listener.said[-1] == f"{run}: already finished; use fresh=True (--fresh) to start over"
     assert (run / "model" / "config.json").stat().st_mtime_ns == before
     run_finetuning(source, base, run, settings=FAST, fresh=True)
     assert (run / "model" / "config.json").stat().st_mtime_ns > before
@@ -249,7 +249,7 @@ def test_dev_rows_are_scored_and_not_those_of_training(base: Path, tmp_path: Pat
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)), dev)
     run = run_finetuning(source, base, tmp_path / "run", settings=FAST)
     assert evaluate(run, source).places == [f"{dev}:{line}" for line in range(2, 9)]
-    with pytest.raises(ConfigError, match="files of your own have no split 'test'; leave it out"):
+    with pytest.raises(ConfigError, match="your own files have no split 'test'; leave it out"):
         evaluate(run, source, split="test")
 
 

@@ -80,7 +80,7 @@ def test_balanced_weights_by_hand() -> None:
     assert balanced_weights(data).tolist() == pytest.approx([6 / 10, 6 / 2])
     flags = replace(rows, targets=[(1.0, 0.0)] * 4 + [(0.0, 1.0)] * 2)
     assert balanced_weights(replace(data, kind=MULTILABEL, train=flags)).tolist() == [0.5, 2.0]
-    with pytest.raises(ConfigError, match="class_weights are for labels of texts; this task is to regress"):
+    with pytest.raises(ConfigError, match="class_weights only apply to labels of texts; this task is to regress"):
         check_kind(REGRESS, FinetuneSettings(class_weights="balanced"))
 
 
@@ -148,7 +148,7 @@ def test_calibration_travels_with_the_folder(base: Path, tmp_path: Path) -> None
 def test_calibration_of_numbers_is_refused(base: Path, tmp_path: Path) -> None:
     rows = [{"text": row["text"], "label": str(number)} for number, row in enumerate(make_rows(30))]
     source = Source("regress", write(tmp_path / "a.csv", rows))
-    with pytest.raises(ConfigError, match="calibrate is for labels of texts"):
+    with pytest.raises(ConfigError, match="calibrate only applies to labels of texts"):
         run_finetuning(source, base, tmp_path / "run", settings=replace(FAST, calibrate=True))
     assert not (tmp_path / "run").exists(), "rejected before any work starts"
 
@@ -157,7 +157,7 @@ def test_calibration_of_numbers_is_refused(base: Path, tmp_path: Path) -> None:
 
 
 def test_windows_cover_text_that_truncation_loses(base: Path, tmp_path: Path) -> None:
-    """Windows see a decisive word beyond the maximum length; truncation loses it."""
+    """Windows include a decisive word beyond the maximum length; truncation loses it."""
 
     def with_late_word(rows: list[dict[str, str]]) -> list[dict[str, str]]:
         return [{"text": " ".join(["the"] * 30 + [row["label"]]), "label": row["label"]} for row in rows]
@@ -186,8 +186,8 @@ def test_windows_cover_text_that_truncation_loses(base: Path, tmp_path: Path) ->
     [
         ("tag", {"long_texts": "windows"}, "this task is to tag, which reads long texts in windows by itself"),
         ("choose", {"long_texts": "head-tail"}, "this task is to choose, where options are cut"),
-        ("classify", {"stride": 64}, "stride is for answers in long contexts; this task is to classify"),
-        ("tag", {"longest_answer": 50}, "longest_answer is for answers in texts; this task is to tag"),
+        ("classify", {"stride": 64}, "stride only applies to answers in long contexts; this task is to classify"),
+        ("tag", {"longest_answer": 50}, "longest_answer only applies to answers in texts; this task is to tag"),
     ],
 )
 def test_settings_without_effect_are_rejected(

@@ -104,11 +104,11 @@ def test_a_tuned_model_answers_the_test_rows_of_its_task(base: Path, glue: Path,
 
 
 def test_what_cannot_be_is_refused(base: Path, glue: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no GLUE task with train and dev files is there"):
+    with pytest.raises(DataError, match="no GLUE task with train and dev files found"):
         finetune_glue(Source("glue", glue / "RTE"), base, tmp_path / "run")
     with pytest.raises(ConfigError, match="every task of GLUE has its own dev rows; leave out --dev"):
         finetune_glue(Source("glue", glue, glue / "RTE" / "dev.tsv"), base, tmp_path / "run")
-    with pytest.raises(ConfigError, match="calibrate is for labels of texts; this task is to regress"):
+    with pytest.raises(ConfigError, match="calibrate only applies to labels of texts; this task is to regress"):
         finetune_glue(Source("glue", glue), base, tmp_path / "run", settings=FinetuneSettings(calibrate=True))
     assert not (tmp_path / "run").exists(), "rejected before other tasks are trained"
     with pytest.raises(ConfigError, match="GLUE has dev sets; leave out --folds"):

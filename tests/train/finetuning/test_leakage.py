@@ -29,7 +29,7 @@ def text(tmp_path: Path) -> Path:
     [
         "the PATIENTS were given the drug twice a day",
         "Before this: patients were given   the drug, twice a day (for six weeks!) and more.",
-        "nothing to do with",  # the whole of a short row
+        "nothing to do with",  # the complete text of a short row
         "治疗后六周内没有出现任何",
         "complained. Another document speaks of other things; it has nothing to",
     ],
@@ -67,7 +67,7 @@ def test_documents_with_such_rows_are_left_out(text: Path, tmp_path: Path) -> No
 
 def test_nothing_left_is_no_text(text: Path, tmp_path: Path) -> None:
     rows = [("a:1", [line]) for line in TEXT.split("\n\n")]
-    with pytest.raises(DataError, match=r"occur in every document to adapt on \(3\); none is left"):
+    with pytest.raises(DataError, match=r"occur in every document to adapt on \(3\); no documents are left"):
         write_without_overlap([text], rows, tmp_path / "kept.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 

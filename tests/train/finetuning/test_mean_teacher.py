@@ -129,9 +129,9 @@ def test_separable_labels_are_learned_and_the_student_is_saved(base: Path, tmp_p
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mean_teacher": -1.0}, "mean_teacher is -1.0; a weight from 0 up was expected"),
-        ({"mean_teacher": float("nan")}, "mean_teacher is nan; a number was expected"),
-        ({"teacher_decay": 1.0}, "teacher_decay is 1.0; a share from 0 up to 1 was expected"),
+        ({"mean_teacher": -1.0}, "mean_teacher is -1.0; expected a weight of at least 0"),
+        ({"mean_teacher": float("nan")}, "mean_teacher is nan; expected a number"),
+        ({"teacher_decay": 1.0}, "teacher_decay is 1.0; expected a fraction of at least 0 and below 1"),
         ({"mean_teacher": 1.0, "frozen": "last"}, "mean_teacher and frozen exclude each other"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Augmented training rows: which, how many, with which labels, and for which tasks not."""
+"""Augmented training rows: which, how many, with which labels, and for which tasks they are rejected."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -120,7 +120,9 @@ def test_what_cannot_be_made_is_refused(base: Path, source: Source, tmp_path: Pa
     for kind in ("tag", "answer", "choose"):
         (tmp_path / kind).mkdir()
         other = make_source(kind, tmp_path / kind)
-        with pytest.raises(ConfigError, match=f"augment is for labels and numbers of texts; this task is to {kind}"):
+        with pytest.raises(
+            ConfigError, match=f"augment only applies to labels and numbers of texts; this task is to {kind}"
+        ):
             run_finetuning(other, base, tmp_path / "run", settings=settings_of("edits", max_length=32))
     tuned = run_finetuning(source, base, tmp_path / "tuned", settings=FAST)
     message = "augment contextual needs the head mlm, but this model has the heads: sequence; start from"
@@ -137,9 +139,9 @@ def test_what_cannot_be_made_is_refused(base: Path, source: Source, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"augment": "edits", "augment_copies": 0}, "augment_copies is 0; at least 1 was expected"),
+        ({"augment": "edits", "augment_copies": 0}, "augment_copies is 0; expected at least 1"),
         ({"augment_copies": 2}, "augment_copies is 2, but augment is none; choose contextual or edits as augment"),
-        ({"synonyms": "x.txt"}, "synonyms are for edits; augment is none"),
+        ({"synonyms": "x.txt"}, "synonyms only apply to edits, but augment is none"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -45,7 +45,7 @@ def test_folder_that_pools_by_mean_gets_a_head_on_the_mean(embedder: Path, sourc
     listener = Listener()
     run = run_finetuning(source, embedder, tmp_path / "run", settings=FAST, progress=listener)
     message = (
-        "the head reads the mean of the token states (as this folder pools); pooling='cls' (--pooling cls) for [CLS] "
+        "the head uses the mean of the token states (as this folder pools); pooling='cls' (--pooling cls) for [CLS] "
         "with a pooler"
     )
     assert message in listener.said
@@ -200,14 +200,16 @@ def test_adapters_read_the_mean_too(embedder: Path, source: Source, tmp_path: Pa
 def test_refused_where_nothing_is_pooled(base: Path, tmp_path: Path) -> None:
     (tmp_path / "tags.txt").write_text("winter B-X\nriver O\n\n" * 20, "utf-8")
     settings = replace(FAST, pooling="mean")
-    with pytest.raises(ConfigError, match="pooling is for labels, numbers and choices of texts; this task is to tag"):
+    with pytest.raises(
+        ConfigError, match="pooling only applies to labels, numbers and choices of texts; this task is to tag"
+    ):
         run_finetuning(Source("tag", tmp_path / "tags.txt"), base, tmp_path / "run", settings=settings)
     row = {"question": "who", "context": "the winter", "answers": {"text": ["winter"], "answer_start": [4]}}
     (tmp_path / "answers.jsonl").write_text(
         "".join(f"{json.dumps(row | {'id': str(number)})}\n" for number in range(20)), "utf-8"
     )
     with pytest.raises(
-        ConfigError, match="pooling is for labels, numbers and choices of texts; this task is to answer"
+        ConfigError, match="pooling only applies to labels, numbers and choices of texts; this task is to answer"
     ):
         run_finetuning(Source("answer", tmp_path / "answers.jsonl"), base, tmp_path / "run", settings=settings)
     assert not (tmp_path / "run").exists()

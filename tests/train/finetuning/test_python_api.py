@@ -70,7 +70,7 @@ def test_a_run_is_resumed_with_the_same_rows_only(base: Path, tmp_path: Path) ->
     first = cloze.finetune("classify", train=pd.DataFrame(COLUMNS), **call)
     before = weights_of(first)
     again = cloze.finetune("classify", train=pl.DataFrame(COLUMNS), **call)
-    assert "finished already" in listener.said[-1]
+    assert "already finished" in listener.said[-1]
     assert weights_of(again) == before
     with pytest.raises(ConfigError, match=r"data was '40 rows in memory \(\w+\)' and is now '39 rows in memory"):
         cloze.finetune("classify", train=ROWS[:39], **call)
@@ -167,16 +167,19 @@ def test_failed_temporary_run_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"epochs": "3"}, "epochs is '3'; a whole number or None was expected"),
-        ({"epochs": 2.5}, "epochs is 2.5; a whole number or None was expected"),
-        ({"epochs": True}, "epochs is True; a whole number or None was expected"),
-        ({"max_length": "long"}, "max_length is 'long'; a whole number or None was expected"),
-        ({"learning_rate": float("nan")}, "learning_rate is nan; a number or None was expected"),
-        ({"dropout": float("nan")}, "dropout is nan; a number or None was expected"),
-        ({"calibrate": "yes"}, "calibrate is 'yes'; True or False was expected"),
+        ({"epochs": "3"}, "epochs is '3'; expected a whole number or None"),
+        ({"epochs": 2.5}, "epochs is 2.5; expected a whole number or None"),
+        ({"epochs": True}, "epochs is True; expected a whole number or None"),
+        ({"max_length": "long"}, "max_length is 'long'; expected a whole number or None"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan; expected a number or None"),
+        ({"dropout": float("nan")}, "dropout is nan; expected a number or None"),
+        ({"calibrate": "yes"}, "calibrate is 'yes'; expected True or False"),
         ({"epoch": 3}, "there is no setting 'epoch'; did you mean 'epochs'?"),
-        ({"seeds": None}, "seeds is None; a whole number was expected"),
-        ({"settings": cloze.FinetuneSettings(), "epochs": 3}, "epochs is given beside FinetuneSettings, which has it"),
+        ({"seeds": None}, "seeds is None; expected a whole number"),
+        (
+            {"settings": cloze.FinetuneSettings(), "epochs": 3},
+            "epochs is given twice: set it in FinetuneSettings",
+        ),
         ({"model": 3}, "model is a int; expected a model folder, a run, or a name"),
     ],
 )
@@ -271,7 +274,7 @@ def test_similarity_takes_texts(base: Path, tmp_path: Path) -> None:
         assert (
             weights_of(cloze.finetune("similarity", form, model=base, out=tmp_path / str(number), **FAST)) == expected
         )
-    with pytest.raises(ConfigError, match="temperature is 'x'; a number was expected"):
+    with pytest.raises(ConfigError, match="temperature is 'x'; expected a number"):
         cloze.finetune("similarity", texts, model=base, temperature="x")
 
 

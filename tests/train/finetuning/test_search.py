@@ -66,7 +66,7 @@ def test_seeds_give_mean_spread_and_the_best_model(base: Path, source: Source, t
     assert "grid" not in results
     assert (run / "search.png").read_bytes().startswith(b"\x89PNG")
     assert load(run).classify(["the winter"])[0].label in {"winter", "garden"}
-    # Other models are deleted, their scores are not.
+    # The remaining models are deleted, but their scores are kept.
     assert not list(run.glob("cells/*/model"))
     assert len(list(run.glob("cells/*/eval_results.json"))) == 3
 
@@ -119,7 +119,7 @@ def test_the_grid_has_eighteen_cells_around_the_defaults(
     assert len({cell.name for cell in cells}) == len(cells) == 18
     assert {cell.settings.learning_rate for cell in cells} == rates
     assert {cell.settings.batch_size for cell in cells} == {16, 32}
-    assert {cell.settings.epochs for cell in cells} == {13, 20, 27}  # 48 rows are few: 20 epochs by default
+    assert {cell.settings.epochs for cell in cells} == {13, 20, 27}  # with only 48 rows, the default is 20 epochs
 
 
 def test_questions_of_a_fold_do_not_decide_when_there_is_no_answer(base: Path, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_folds_score_every_row_once_and_leave_a_model_of_all(base: Path, tmp_pat
     assert recorded["rows"] == 31
     results = Run(run).results()
     assert results["kept"] == "all-rows"
-    # Folds have different rows: rows and training both vary between them.
+    # Folds have different rows, so both rows and training vary between them.
     scores = [float(row["score"]) for row in rows]  # type: ignore[arg-type]
     assert results["interval"] == results["interval_over_runs"] == bounded(t_interval(scores) or (), "accuracy")
     assert results["interval_of"] == "folds"
@@ -221,7 +221,7 @@ def test_a_diverging_run_is_named_and_the_others_go_on(
 
 
 def as_of_version_01(run: Path) -> None:
-    """Remove everything that searches of version 0.1 did not write."""
+    """Remove everything that version 0.1 did not write in a search."""
     for path in run.glob("cells/*/resamples.json"):
         path.unlink()
     saved = json.loads((run / TABLE).read_text(encoding="utf-8"))
@@ -310,7 +310,7 @@ def test_all_cells_compute_in_the_numbers_that_were_chosen_first(
         patched.setattr(search_module, "finetune_rows", stop)
         with pytest.raises(KeyboardInterrupt):
             search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2))
-    monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)  # the machine is busy now
+    monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)  # simulates a machine that has become busy
     run = search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2))
     asked = [json.loads(path.read_text(encoding="utf-8")) for path in run.glob("cells/*/run.json")]
     assert [one["precision"] for one in asked] == ["bf16", "bf16"]
@@ -319,9 +319,9 @@ def test_all_cells_compute_in_the_numbers_that_were_chosen_first(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seeds": 0}, "seeds is 0; at least 1"),
-        ({"folds": 1}, "folds is 1; at least 2"),
-        ({"folds": 2, "grid": True}, "folds stand alone"),
+        ({"seeds": 0}, "seeds is 0; expected at least 1"),
+        ({"folds": 1}, "folds is 1; expected at least 2"),
+        ({"folds": 2, "grid": True}, "folds cannot be combined with a grid or seeds"),
     ],
 )
 def test_impossible_searches_are_refused(options: dict[str, int], message: str) -> None:
@@ -335,7 +335,7 @@ def test_folds_need_rows_and_no_dev_set(base: Path, source: Source, tmp_path: Pa
     few = Source("classify", write(tmp_path / "few.csv", make_rows(4)))
     with pytest.raises(ConfigError, match="4 rows cannot be split into 5 folds"):
         search(few, base, tmp_path / "few", settings=FAST, search_settings=SearchSettings(folds=5))
-    with pytest.raises(ConfigError, match="context is for tagging"):
+    with pytest.raises(ConfigError, match="context only applies to tagging"):
         search(
             source,
             base,

@@ -207,7 +207,7 @@ def test_texts_alone_spread_the_vectors(base: Path, text: Path, tmp_path: Path) 
 
 def test_pairs_are_learned(base: Path, tmp_path: Path) -> None:
     words = sorted({word for sentence in TEXTS for word in sentence.strip(".").lower().split()})[:20]
-    couples = list(zip(words[::2], words[1::2], strict=True))  # pairs of words that belong together
+    couples = list(zip(words[::2], words[1::2], strict=True))  # pairs of related words
     rows = [{"text": f"{one} {filler}", "pair": f"{filler} {other}"} for one, other in couples for filler in "abcde"]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     draw = random.Random(0)
@@ -223,7 +223,7 @@ def test_pairs_are_learned(base: Path, tmp_path: Path) -> None:
         source, base, tmp_path / "run", settings=settings, similarity=SimilaritySettings(vectors="cls")
     )
     assert results(run)["auc"] > 0.8
-    assert results(run)["spearman"] > 0.5  # 0.87 is the maximum with only two distinct scores
+    assert results(run)["spearman"] > 0.5  # the maximum is 0.87 with only two distinct scores
     assert load(run).embedding.pooling == "cls"
     history = [json.loads(line).get("dev_auc") for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert results(run)["auc"] == pytest.approx(max(value for value in history if value is not None))
@@ -237,7 +237,7 @@ def test_resumed_is_uninterrupted_to_the_bit(base: Path, text: Path, tmp_path: P
     assert weights(finetune_similarity(source, base, tmp_path / "run", settings=QUICK)) == weights(whole)
     listener = Listener()
     finetune_similarity(source, base, tmp_path / "run", settings=QUICK, progress=listener)
-    assert f"{tmp_path / 'run'}: finished already; use fresh=True (--fresh) to start over" in listener.said
+    assert f"{tmp_path / 'run'}: already finished; use fresh=True (--fresh) to start over" in listener.said
     other = SimilaritySettings(temperature=0.1)
     with pytest.raises(ConfigError, match=r"temperature was 0\.05 and is now 0\.1"):
         finetune_similarity(source, base, tmp_path / "run", settings=QUICK, similarity=other)
@@ -277,8 +277,8 @@ def test_what_is_refused(base: Path, text: Path, tmp_path: Path) -> None:
     refused("^adapter is 'lora', which training for similarity does not support; leave it out$", adapter="lora")
     refused("^calibrate is True, which training for similarity does not support; leave it out$", calibrate=True)
     refused(r"^patience is 2, but early stopping needs a dev \(--dev\) file of scored or matching pairs$", patience=2)
-    refused(r"^max_length is 5000, but the model accepts at most \d+ tokens; use that", max_length=5000)
-    refused(r"^dropout is 0, but both encodings of a text are then equal; use 0.1, or rows with pairs$", dropout=0.0)
+    refused(r"^max_length is 5000, but the model accepts at most \d+ tokens; use at most that", max_length=5000)
+    refused(r"^dropout is 0, so both encodings of a text would be equal; use 0.1, or rows with pairs$", dropout=0.0)
     refused("^unknown pooling 'clss'; did you mean 'cls'", similarity=SimilaritySettings(vectors="clss"))
     contents = load_folder(base)
     bare = saved(
@@ -290,10 +290,10 @@ def test_what_is_refused(base: Path, text: Path, tmp_path: Path) -> None:
             source, bare, tmp_path / "run", settings=QUICK, similarity=SimilaritySettings(vectors="pooler")
         )
     (tmp_path / "one.txt").write_text("alone\n", encoding="utf-8")
-    message = r"one.txt: 1 different texts; at least a few hundred were expected$"
+    message = r"one.txt: 1 different texts; expected at least a few hundred$"
     refused(message, DataError, Source("similarity", tmp_path / "one.txt"))
     refused(r"one.txt: pair \(--pair\) is missing; name the column", given=replace(source, dev=tmp_path / "one.txt"))
-    with pytest.raises(ConfigError, match=r"^temperature is 0; a number above 0 was expected, such as 0.05$"):
+    with pytest.raises(ConfigError, match=r"^temperature is 0; expected a number above 0, such as 0.05$"):
         SimilaritySettings(temperature=0)
 
 
@@ -316,13 +316,13 @@ def test_finetune_leads_here(base: Path, text: Path, tmp_path: Path) -> None:
     run = run_finetuning(source, base, tmp_path / "run", settings=QUICK, similarity=SimilaritySettings(vectors="cls"))
     assert results(run).keys() == {"anisotropy", "uniformity", "rows"}
     assert load(run).embedding.pooling == "cls"
-    with pytest.raises(ConfigError, match=r"temperature is 0\.1, which is for similarity; leave it out"):
+    with pytest.raises(ConfigError, match=r"temperature is 0\.1, which only applies to similarity; leave it out"):
         run_finetuning(Source("classify", text), base, tmp_path / "no", similarity=SimilaritySettings(temperature=0.1))
 
 
 def test_maximum_length_of_training_is_chosen_from_the_texts(base: Path, tmp_path: Path) -> None:
     long, listener = save_deep(base, tmp_path / "deep"), Listener()
-    # In half of the pairs the second text is longer than 128 tokens; each text is a sequence of its own.
+    # In half of the pairs the second text is longer than 128 tokens; each text is a separate sequence.
     rows = [{"text": f"{word} garden", "pair": long if number % 2 else word} for number, word in enumerate(WORDS)]
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -226,7 +226,7 @@ def test_kept_states_teach_what_computed_ones_do(
 
     monkeypatch.setattr(Reader, "states", counted)
     kept = run_finetuning(source, base, tmp_path / "kept", settings=replace(settings, epochs=3), progress=listener)
-    # Each training row once; the four dev rows after each epoch, and once at the end.
+    # Each training row is encoded once; the four dev rows after each epoch, and once at the end.
     assert count == 36 + 4 * 4
     assert not any("anew" in said for said in listener.said)
     monkeypatch.setattr(cloze.train.finetuning.trainable, "STATES_BUDGET", 1000)
@@ -282,11 +282,11 @@ def test_more_frozen_layers_than_there_are_is_refused() -> None:
 # settings
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"freeze_layers": -1}, "freeze_layers is -1; a number of layers was expected, or 0 for none"),
-    ({"layer_decay": 0.0}, "layer_decay is 0.0; a share above 0 and up to 1 was expected"),
-    ({"layer_decay": 1.5}, "layer_decay is 1.5; a share above 0"),
-    ({"layer_decay": float("nan")}, "layer_decay is nan; a number was expected"),
-    ({"adapter": "lora", "adapter_size": 0}, "adapter_size is 0; at least 1 was expected"),
+    ({"freeze_layers": -1}, "freeze_layers is -1; expected a number of layers, or 0 for none"),
+    ({"layer_decay": 0.0}, "layer_decay is 0.0; expected a fraction above 0 and at most 1"),
+    ({"layer_decay": 1.5}, "layer_decay is 1.5; expected a fraction above 0"),
+    ({"layer_decay": float("nan")}, "layer_decay is nan; expected a number"),
+    ({"adapter": "lora", "adapter_size": 0}, "adapter_size is 0; expected at least 1"),
     ({"adapter_size": 8}, "adapter_size is 8, but no adapter is trained; choose houlsby or lora"),
     ({"feature_head": "lstm"}, "feature_head is 'lstm', which reads frozen states; choose last, last4 or mix"),
     ({"adapter": "lora", "frozen": "last"}, "adapter and frozen exclude each other"),

@@ -100,7 +100,7 @@ def test_more_tokens_than_the_model_reads_are_refused(base: Path, text: Path) ->
         ConfigError, match=r"max_length is 9999, but the model accepts at most (\d+) tokens; use --max-length \1"
     ):
         evaluate_masked_words([text], base, settings=MlmEvaluationSettings(max_length=9999))
-    with pytest.raises(ConfigError, match="tokens is 0; at least 1"):
+    with pytest.raises(ConfigError, match="tokens is 0; expected at least 1"):
         MlmEvaluationSettings(tokens=0)
     for change, message in (
         ({"seed": -1}, "seed is -1"),

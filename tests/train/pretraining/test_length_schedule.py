@@ -50,7 +50,7 @@ def test_without_a_second_phase_nothing_changes_at_the_end(data: Path) -> None:
 
 
 def test_what_would_end_the_second_phase_is_told_before_the_first(data: Path) -> None:
-    # Sequences as long as the corpus: enough short ones, but not a single batch of long ones.
+    # Sequences as long as the corpus: there are enough short ones, but not a single batch of long ones.
     long = replace(TWO, objective="none", long_length=30_000, batch_size=64)
     with pytest.raises(DataError, match=r"sequences of 30000 tokens, fewer than one batch"):
         open_phases(data, replace(long, accumulate=64)).check(1, 64)
@@ -143,14 +143,14 @@ def test_the_picture_has_a_curve_of_each_length(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"long_length": 128}, "long_length is 128; more than max_length, 128, was expected"),
-        ({"long_share": 1.0}, "long_share is 1.0; a share between 0 and 1"),
-        ({"boundary": True}, "boundary needs the masking span; it is token"),
+        ({"long_length": 128}, r"long_length is 128; expected more than max_length \(128\)"),
+        ({"long_share": 1.0}, "long_share is 1.0; expected a fraction between 0 and 1"),
+        ({"boundary": True}, "boundary needs the masking span, but masking is token"),
         ({"masking": "entity"}, "entity masking needs a dictionary"),
         ({"accumulate": 33}, "accumulate is 33, more than the 32 sequences"),
-        ({"accumulate": 0}, "accumulate is 0; at least 1"),
-        ({"hours": 0.0}, "hours is 0.0; a positive number"),
-        ({"static": -1}, "static is -1; a number of variants"),
+        ({"accumulate": 0}, "accumulate is 0; expected at least 1"),
+        ({"hours": 0.0}, "hours is 0.0; expected a positive number"),
+        ({"static": -1}, "static is -1; expected a number of variants"),
         ({"mask_rate": 2.0}, "mask rate is 2.0"),
     ],
 )

@@ -223,12 +223,14 @@ def test_an_extension_equals_a_longer_run(data: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_extended_is_refused(data: Path, finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no run of cloze pretrain"):
+    with pytest.raises(ConfigError, match="is not a run of cloze pretrain"):
         pretrain(data, tmp_path / "a", extend=tmp_path, settings=MIXED)
     linear = pretrain(data, tmp_path / "linear", settings=replace(MIXED, schedule="linear", steps=2))
     with pytest.raises(ConfigError, match="has the schedule linear, whose learning rate falls from the start"):
         pretrain(data, tmp_path / "b", extend=linear, settings=MIXED)
-    with pytest.raises(ConfigError, match=r"has learning_rate 0.0005, and this run 0.001; an extension keeps it"):
+    with pytest.raises(
+        ConfigError, match=r"has learning_rate 0.0005, but this run has 0.001; an extension must keep it"
+    ):
         pretrain(data, tmp_path / "c", extend=finished, settings=replace(MIXED, learning_rate=1e-3))
     with pytest.raises(ConfigError, match=r"its stable checkpoint is at step 8, after .* where the decay"):
         pretrain(data, tmp_path / "d", extend=finished, settings=replace(MIXED, steps=9))
@@ -237,17 +239,17 @@ def test_what_cannot_be_extended_is_refused(data: Path, finished: Path, tmp_path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"phases": "32x:1"}, r"phases: '32x:1' was found where LENGTHxBATCH:SHARE was expected"),
+        ({"phases": "32x:1"}, r"phases: '32x:1' is not valid; expected LENGTHxBATCH:SHARE"),
         ({"phases": "32x8:0.5,64x8:0.4"}, r"phases: the shares in '32x8:0.5,64x8:0.4' add up to 0.9"),
         ({"phases": "32x8:1", "max_length": 64}, "phases is '32x8:1', and max_length is set as well"),
         ({"phases": "32x8:1", "accumulate": 9}, "accumulate is 9, more than the 8 sequences of a batch of 32 tokens"),
         ({"mixture": "none:0.5,nps:0.5"}, "mixture: unknown objective 'nps'; did you mean 'nsp'"),
         ({"mixture": "none:0.5,none:0.5"}, "mixture: none is named twice"),
-        ({"mixture": "none:half"}, "mixture: 'none:half' was found where OBJECTIVE:SHARE was expected"),
+        ({"mixture": "none:half"}, "mixture: 'none:half' is not valid; expected OBJECTIVE:SHARE"),
         ({"mixture": "none:0.7,copy:0.7"}, "mixture: the shares in .* add up to 1.4"),
         ({"mixture": "sop:0.5,nsp:0.5"}, "a model has a head for nsp or for sop, not for both"),
         ({"mixture": "none:0.5,copy:0.5", "objective": "sop"}, "objective is sop and mixture is"),
-        ({"schedule": "wsd", "decay": 0.99}, "decay is 0.99; a share of the steps above 0 was expected"),
+        ({"schedule": "wsd", "decay": 0.99}, "decay is 0.99; expected a fraction of the steps above 0"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(change: dict[str, object], message: str) -> None:

@@ -58,7 +58,7 @@ def test_recorded_runs_fall_and_are_in_order() -> None:
 
 def test_broken_record_is_reported(tmp_path: Path) -> None:
     (tmp_path / "runs.json").write_text("{", encoding="utf-8")
-    with pytest.raises(DataError, match=r"runs.json: cannot be read .*; install cloze again"):
+    with pytest.raises(DataError, match=r"runs.json: cannot be read .*; reinstall cloze"):
         recorded_runs(tmp_path / "runs.json")
 
 
@@ -160,10 +160,10 @@ def test_excess_memory_is_reported_by_plan_and_rejected_by_pretrain(
     progress = Silent()
     monkeypatch.setattr(progress, "say", messages.append)
     plan(data, settings=LARGE, progress=progress)
-    assert any("but 30 MB are available here (a made limit); --accumulate" in line for line in messages)
+    assert any("but 30 MB is available here (a made limit); reduce it with --accumulate" in line for line in messages)
     message = (
         r"a step of 64 sequences of 24 tokens in 1 parts \(parameters and moments \d+ MB, states \d+ MB\) needs "
-        r"about \d+ MB of memory, but 30 MB are available \(a made limit\); use a smaller --batch-size, more parts "
+        r"about \d+ MB of memory, but 30 MB is available \(a made limit\); use a smaller --batch-size, more parts "
     )
     with pytest.raises(ConfigError, match=message):
         pretrain(data, tmp_path / "run", settings=LARGE)

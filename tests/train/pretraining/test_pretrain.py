@@ -41,7 +41,7 @@ def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     at = PretrainingBatches.at
 
     def disturbed(batches: PretrainingBatches, wanted: int, part: int = 0, parts: int = 1) -> PretrainingBatch:
-        if wanted == step and batches.seed == SETTINGS.seed:  # not a batch for evaluation
+        if wanted == step and batches.seed == SETTINGS.seed:  # exclude evaluation batches
             os.kill(os.getpid(), signal.SIGTERM)
         return at(batches, wanted, part, parts)
 
@@ -94,7 +94,7 @@ def test_finished_run_returns_at_once(finished: Path, data: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     listener = Listener()
     assert pretrain(data, finished, settings=SETTINGS, progress=listener) == finished
-    assert listener.said == [f"{finished}: finished already; use fresh=True (--fresh) to start over"]
+    assert listener.said == [f"{finished}: already finished; use fresh=True (--fresh) to start over"]
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
 
 

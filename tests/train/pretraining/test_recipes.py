@@ -21,7 +21,7 @@ def test_every_recipe_is_a_setting(name: str) -> None:
 
 
 def test_bert_is_the_default() -> None:
-    """The default recipe is that of BERT, except for Adam's epsilon, where Google's code differs from PyTorch."""
+    """The defaults are the recipe of BERT, except for Adam's epsilon, in which Google's code differs from PyTorch."""
     assert PretrainSettings(**read_recipe("bert")) == PretrainSettings(epsilon=1e-6)
 
 
@@ -29,7 +29,9 @@ def test_albert_hides_up_to_three_words_with_chances_as_one_over_n() -> None:
     masks = PretrainSettings(**read_recipe("albert")).masks()
     weights = [1 / 1, 1 / 2, 1 / 3]
     assert masks.run_shares == pytest.approx([*(weight / sum(weights) for weight in weights), 0.0], abs=1e-5)
-    with pytest.raises(ConfigError, match="ngrams are for the maskings ngram and correction, but it is token"):
+    with pytest.raises(
+        ConfigError, match="ngrams only apply to the maskings ngram and correction, but masking is token"
+    ):
         PretrainSettings(ngrams=(1.0, 0.0, 0.0, 0.0))
 
 
@@ -51,7 +53,9 @@ def test_a_model_goes_on_by_the_recipe_that_made_it(data: Path, tmp_path: Path) 
     again, _ = start_model(tokenizer, settings, tmp_path / "albert", Silent())
     assert (again.config.shared_layers, again.config.embedding_size) == (True, 128)
     for change in ({"embedding_size": 64}, {"embedding_size": 64, "shared_layers": False}):
-        with pytest.raises(ConfigError, match="already has its shape; shared_layers and embedding_size are for new"):
+        with pytest.raises(
+            ConfigError, match="already has its shape; shared_layers and embedding_size only apply to new"
+        ):
             start_model(tokenizer, replace(settings, **change), tmp_path / "albert", Silent())  # type: ignore[arg-type]
 
 

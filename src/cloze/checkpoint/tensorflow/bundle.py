@@ -136,12 +136,12 @@ class TensorBundle:
         if entry.dtype.kind == "O":
             readable = ", ".join(kind.name for kind in _TYPES.values() if kind.stored is not None)
             raise CheckpointError(
-                f"{index}: {name!r} holds {entry.type_name}, which is not read here (only {readable}); leave it out"
+                f"{index}: {name!r} holds {entry.type_name}, which is not supported (only {readable}); leave it out"
             )
         if entry.sliced:
             raise CheckpointError(
-                f"{index}: {name!r} was saved in slices by a partitioned variable, which is not read here; "
-                "load the checkpoint in TensorFlow without a partitioner and save it again"
+                f"{index}: {name!r} was saved in slices by a partitioned variable, which is not supported; load the "
+                f"checkpoint in TensorFlow without a partitioner and save it again"
             )
         return entry
 
@@ -282,7 +282,9 @@ def _read_range(path: Path, entry: BundleEntry) -> NDArray[numpy.uint8]:
     """Return the bytes of one tensor; the length of the file is checked before memory is allocated."""
     try:
         if not path.is_file():
-            raise CheckpointError(f"{path}: no such file, but {entry.name!r} lies in it; put it beside the index")
+            raise CheckpointError(
+                f"{path}: no such file, but it should contain {entry.name!r}; put it next to the index"
+            )
         end = entry.offset + entry.size
         length = path.stat().st_size
         if end <= length:
@@ -292,7 +294,9 @@ def _read_range(path: Path, entry: BundleEntry) -> NDArray[numpy.uint8]:
                 if file.readinto(octets.data) == entry.size:
                     return octets
     except (OSError, MemoryError) as problem:
-        raise CheckpointError(f"{path}: cannot be read ({problem}); check its permissions and the memory") from None
+        raise CheckpointError(
+            f"{path}: cannot be read ({problem}); check its permissions and the free memory"
+        ) from None
     raise CheckpointError(
         f"{path}: {length} bytes, but {entry.name!r} ends at {end}; the file was cut short, copy it again"
     )

@@ -2,8 +2,8 @@
 
 The file consists of data blocks, a meta-index block, an index block with the positions of the data blocks, and a footer
 of 48 bytes with the positions of the last two. Each block is followed by its compression type (one byte) and a masked
-CRC32C. Within a block, a key stores only its difference to the key before it. The restart points, which allow a binary
-search, are ignored, because the index is always read as a whole.
+CRC32C. Within a block, a key stores only its difference from the preceding key. The restart points, which allow a
+binary search, are ignored, because the index is always read as a whole.
 
 All sizes are limited before memory is allocated: the table, each block, its decompressed content, and the length and
 number of keys. Errors describe the problem; the caller, who knows the file, adds its path and the remedy. The entries
@@ -50,7 +50,7 @@ def decompress(block: bytes, limit: int) -> bytes:
     length, _ = read_varint(block, 0)
     # Checked first, because the decompressor allocates the size that the block declares.
     if length > limit:
-        raise CheckpointError(f"a Snappy block declares {length} bytes, at most {limit} are expected here")
+        raise CheckpointError(f"a Snappy block declares {length} bytes, expected at most {limit}")
     try:
         return bytes(snappy.decompress_raw(block))
     except DecompressionError as error:
@@ -68,7 +68,7 @@ def read_table(table: bytes) -> Iterator[tuple[bytes, bytes]]:
         # Overlapping blocks would make the work quadratic in the size of the file.
         stored += size
         if stored > len(table):
-            raise CheckpointError(f"blocks of {stored} bytes in a file of {len(table)}")
+            raise CheckpointError(f"blocks total {stored} bytes, but the file has only {len(table)} bytes")
         block = _read_block(table, offset, size, MAX_TABLE_BYTES - unpacked)
         unpacked += len(block)
         for key, content in _block_entries(block):
@@ -104,7 +104,7 @@ def _read_block(table: bytes, offset: int, size: int, limit: int) -> bytes:
     """Return the content of a block after verifying its checksum and decompressing it."""
     end = offset + size
     if end + _TRAILER.size > len(table) - _FOOTER_BYTES:
-        raise CheckpointError(f"a block at bytes {offset} to {end}, the file has {len(table)}")
+        raise CheckpointError(f"a block spans bytes {offset} to {end}, but the file has only {len(table)}")
     compression, stored_checksum = _TRAILER.unpack_from(table, end)
     if masked_crc32c(table[offset : end + 1]) != stored_checksum:  # the compression byte is covered too
         raise CheckpointError(f"wrong checksum of the block at byte {offset}")
@@ -127,7 +127,7 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         if shared > len(key) or unshared + value_size > end - position:
             raise CheckpointError("an entry of the index runs over the end of its block")
         if shared + unshared > MAX_KEY_BYTES:
-            raise CheckpointError(f"a key of {shared + unshared} bytes, at most {MAX_KEY_BYTES} are expected")
+            raise CheckpointError(f"a key of {shared + unshared} bytes, expected at most {MAX_KEY_BYTES}")
         key = key[:shared] + block[position : position + unshared]
         position += unshared
         yield key, block[position : position + value_size]
@@ -139,7 +139,7 @@ def _entries_end(block: bytes) -> int:
     restarts = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 * (restarts + 1)
     if end < 0:
-        raise CheckpointError(f"{restarts} restart points in a block of {len(block)} bytes")
+        raise CheckpointError(f"{restarts} restart points do not fit in a block of {len(block)} bytes")
     return end
 
 
@@ -184,7 +184,7 @@ def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         else:
             raise CheckpointError(f"field {number} has wire type {wire_type}, expected 0, 1, 2 or 5")
         if length > len(message) - position:
-            raise CheckpointError(f"field {number} claims {length} bytes of {len(message) - position}")
+            raise CheckpointError(f"field {number} declares {length} bytes, but only {len(message) - position} follow")
         content = message[position : position + length]
         position += length
         yield number, content if wire_type == LENGTH_DELIMITED else int.from_bytes(content, "little")

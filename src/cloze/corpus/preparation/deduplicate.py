@@ -1,15 +1,15 @@
 """Deduplication: find documents that ``cloze prepare`` drops because they duplicate an earlier one, exactly or nearly.
 
-Workers hash the documents of each shard and write the hashes to files. Then one process compares all hashes in the
-order of the text and keeps the first document of each group of duplicates, so the result depends on the text only.
+Workers hash the documents of each shard and write the hashes to files. Then one process compares all hashes in corpus
+order and keeps the first document of each group of duplicates, so the result depends only on the text.
 
 ``exact``: documents with the same words in the same order, ignoring case and whitespace; a 16-byte BLAKE2 hash each.
 
 ``near``: MinHash (Broder 1997) over shingles of five words, 480 bytes per document. The 120 values of a signature form
-20 bands of 6. Documents with an equal band are candidates, and their whole signatures are compared: the fraction of
-equal values estimates the Jaccard similarity of their shingles (Leskovec, Rajaraman and Ullman, "Mining of Massive
-Datasets", chapter 3). Two documents with similarity 0.8 share a band with probability 0.998. Groups are transitive: two
-documents that are both similar to a third one are in the same group.
+20 bands of 6. Documents that agree on at least one band are candidates, and their whole signatures are compared: the
+fraction of equal values estimates the Jaccard similarity of their shingles (Leskovec, Rajaraman and Ullman, "Mining of
+Massive Datasets", chapter 3). Two documents with similarity 0.8 share a band with probability 0.998. Groups are
+transitive: two documents that are both similar to a third one are in the same group.
 """
 
 import hashlib
@@ -113,7 +113,7 @@ def keep_first(hash_files: Sequence[Path], kind: Literal["exact", "near"], scrat
     """Return which documents to keep: the first of each group of duplicates.
 
     Args:
-        hash_files: The hashes of each shard's documents, in the order of the text.
+        hash_files: The hashes of each shard's documents, in corpus order.
         kind: The hasher that wrote them: ``ExactHasher`` or ``NearHasher``.
         scratch: A temporary file for all hashes; it is removed afterwards.
 
@@ -138,7 +138,7 @@ def keep_first(hash_files: Sequence[Path], kind: Literal["exact", "near"], scrat
 
 def keep_exact(hashes: Hashes) -> NDArray[np.bool_]:
     """Return for each document whether it is the first with its hash."""
-    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equal hashes stay in the order of the text
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equal hashes stay in corpus order
     ordered = hashes[order]
     keep = np.ones(len(hashes), bool)
     keep[order[1:]] = (ordered[1:] != ordered[:-1]).any(axis=1)

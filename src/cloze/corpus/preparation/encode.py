@@ -50,8 +50,8 @@ class EncodedSentences(NamedTuple):
 
 
 class _Patterns(NamedTuple):
-    known: re.Pattern[str]  # a sentence of well-known characters only
-    ascii: re.Pattern[str]  # the same for ASCII, faster
+    known: re.Pattern[str]  # matches sentences of well-known characters only
+    ascii: re.Pattern[str]  # the same for ASCII text, which is faster
     ideograph: re.Pattern[str]
     marks: str  # punctuation: each character is a word
     ascii_marks: str
@@ -117,7 +117,7 @@ class SentenceEncoder:
         self._segmented = _WordCache(self._tokenize_each)
 
     def encode(self, sentences: Sequence[str]) -> EncodedSentences:
-        """Encode sentences, at best 100,000 characters or more per call; a sentence without tokens has length 0."""
+        """Encode sentences, ideally 100,000 characters or more per call; a sentence without tokens has length 0."""
         if not sentences:
             return EncodedSentences(np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0, np.int64))
         # Most texts consist of well-known characters only, so check all sentences at once first.

@@ -94,7 +94,7 @@ def prepare(
         vocab: Folder with a vocabulary or model, folder of a run, or name of a shipped model.
         out: Folder to write. Unfinished work is in ``OUT.partial``.
         settings: All settings that affect the result.
-        engine: Where to run: worker processes on this machine, Slurm or Ray.
+        engine: Where the work runs: worker processes on this machine, Slurm or Ray.
         fresh: Replace an existing corpus, and discard unfinished work with other settings.
         progress: Receives progress and messages.
 
@@ -113,7 +113,7 @@ def prepare(
     folder = check_named(Path(out))
     check_engine(engine)
     tokenizer = Tokenizer.from_folder(find_vocabulary(Path(vocab)))
-    WordSplitter(settings.words)  # raises errors in this file before the work starts
+    WordSplitter(settings.words)  # built only to report errors in the words file before the work starts
     with heard_at_once(), ExitStack() as stack:
         stack.enter_context(only_writer(folder))
         check_replaceable(folder, "folder")
@@ -325,10 +325,10 @@ class _Work:
             names, held_out = ", ".join(map(str, self._paths)), splits["held_out"]["documents"]
             if held_out:
                 raise DataError(
-                    f"{names}: all of its documents ({held_out}) were held out, and none is left to train on; "
+                    f"{names}: all documents ({held_out}) were held out, so none are left for training; "
                     "use a smaller --held-out or another --seed, and separate documents with blank lines"
                 )
-            raise DataError(f"{names}: no text in it; expected a sentence or a paragraph per line")
+            raise DataError(f"{names}: contains no text; expected a sentence or a paragraph per line")
         manifest = {
             "format": FORMAT,
             "dtype": plan.dtype,
@@ -382,7 +382,7 @@ def run_tasks(
         if deaths == _MOST_DEATHS:
             raise ClozeError(
                 f"{what}: {deaths} processes died during this task, the last with exit code {exit_code}, perhaps for "
-                "lack of memory; finished shards are saved: run the same command to resume, or with fewer --workers"
+                "lack of memory; finished shards are saved: re-run the command to resume, with fewer --workers"
             )
         say(f"{what}: its process died (exit code {exit_code}); another process repeats the task")
 

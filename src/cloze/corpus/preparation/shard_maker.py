@@ -107,7 +107,7 @@ class ShardMaker:
         self._plan.check_unchanged(piece.file for piece in self._plan.texts[shard])
 
     def _documents(self, shard: int, report: Report) -> Iterator[tuple[Place, Iterator[str]]]:
-        """Yield the place and the paragraphs of each document.
+        """Yield the position (file and line) and the paragraphs of each document.
 
         Consume the paragraphs of a document before advancing to the next one.
         """
@@ -121,7 +121,7 @@ class ShardMaker:
 
 
 def is_held_out(place: Place, seed: int, share: float) -> bool:
-    """Return whether a document is held out; this depends only on its place in the input and the seed."""
+    """Return whether a document is held out; this depends only on its position in the input and the seed."""
     digest = hashlib.sha256(f"{seed}:{place[0]}:{place[1]}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
@@ -344,7 +344,7 @@ class PreparationRunner:
     """Runs the tasks of a preparation: JSON objects with the kind of task in ``do`` and its arguments."""
 
     def __init__(self) -> None:
-        self._makers: dict[str, ShardMaker] = {}  # by work folder
+        self._makers: dict[str, ShardMaker] = {}  # makers by work folder
 
     def run(self, task: bytes, report: Report) -> bytes:
         """Run one task."""

@@ -48,7 +48,7 @@ FileState = list[int]
 
 
 def file_state(path: Path) -> FileState:
-    """Return the state of a text file; its status-change time cannot be set back."""
+    """Return the state of a text file; it includes the status-change time, which programs cannot reset."""
     with named_errors(path):
         state = path.stat()
     return [state.st_size, state.st_mtime_ns, state.st_ctime_ns]
@@ -59,10 +59,10 @@ class ShardPlan:
     """The plan, which every worker and every cluster job reads from the work folder."""
 
     paths: list[Path]
-    texts: list[ShardText]  # of each shard
+    texts: list[ShardText]  # the text of each shard
     recipe: dict[str, Any]
     dtype: str
-    states: list[FileState]  # of each file, before it was read for its fingerprint
+    states: list[FileState]  # state of each file before it was read for its fingerprint
 
     @classmethod
     def read(cls, folder: Path) -> "ShardPlan":
@@ -95,7 +95,7 @@ class ShardPlan:
             if now[:-1] != self.states[file][:-1] or (now != self.states[file] and file_digest(path) != digest):
                 raise DataError(
                     f"{path}: {name} changed while it was being prepared; run the same command again when no program "
-                    "writes to it any more"
+                    f"is writing to it"
                 )
 
     def size(self, shard: int) -> int:
@@ -104,7 +104,7 @@ class ShardPlan:
 
 
 def work_folder(folder: Path) -> Path:
-    """Return the folder in which a corpus is built: next to its final place, so that renaming suffices."""
+    """Return the folder in which a corpus is built: next to its final location, so that renaming suffices."""
     place = real_target(folder) if folder.is_symlink() else folder
     return place.with_name(f"{place.name}.partial")
 

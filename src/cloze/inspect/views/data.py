@@ -187,7 +187,7 @@ def read_summaries(path: Path, layers: int, heads: int) -> HeadSummaries:
     try:
         value = read_json(path, DataError)
     except DataError as error:
-        raise DataError(f"{path}: is not a file that cloze heads wrote; give its heads.json") from error
+        raise DataError(f"{path}: was not written by 'cloze heads'; give its heads.json") from error
     rows: dict[tuple[int, int], HeadSummary] = {}
     for entry in value.get("heads", ()) if isinstance(value.get("heads"), list) else ():
         layer, head, note = _read_head(entry, path)
@@ -212,7 +212,8 @@ def _read_head(entry: Any, path: Path) -> tuple[int, int, HeadSummary]:
         place = int(entry["layer"]), int(entry["head"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
-            f"{path}: a head has another format than 'cloze heads' writes ({str(error)[:60]}); write the file again"
+            f"{path}: a head does not have the format that 'cloze heads' writes ({str(error)[:60]}); write the file "
+            f"again"
         ) from error
     if label not in DESCRIPTIONS:
         raise DataError(f"{path}: unknown label {label[:40]!r}; the labels are {', '.join(DESCRIPTIONS)}")
@@ -296,7 +297,7 @@ def view_from_weights(attention: Attention) -> View:
     """Build the data of a page only from attention weights, without the model."""
     if len(attention.tokens) != attention.weights.shape[-1] or not attention.tokens:
         raise RequestError(
-            f"{len(attention.tokens)} tokens, weights of {attention.weights.shape[-1]}; one row per token was expected"
+            f"{len(attention.tokens)} tokens, but weights for {attention.weights.shape[-1]}; expected one row per token"
         )
     return _view(_facts(attention, summarize_heads(attention)), attention.weights)
 

@@ -20,7 +20,7 @@ from cloze.model import Backbone
 from cloze.predict import Filled
 from cloze.text import Tokenizer
 
-# Maximum number of positions; each takes L + 1 products with the embedding table, of some milliseconds each.
+# Maximum number of positions; each takes L + 1 products with the embedding table, which take a few milliseconds each.
 MAX_POSITIONS = 128
 TOP_WORDS = 5
 # The number of neighbours that fits on a screen.
@@ -44,7 +44,7 @@ class Neighbours:
 
 
 def choose_positions(ids: Sequence[int], mask_id: int, most: int = MAX_POSITIONS) -> list[int]:
-    """Return the positions to apply the lens to, in order: all, or in a long text blanks first."""
+    """Return the positions to apply the lens to, in order: all, or in a long text, preferably the blanks."""
     blanks = [index for index, piece in enumerate(ids) if piece == mask_id]
     others = [index for index, piece in enumerate(ids) if piece != mask_id]
     return sorted([*blanks, *others][:most])

@@ -25,7 +25,7 @@ from cloze.tasks.similarity.kind import agreement
 Vectors = NDArray[np.float32]
 
 _WORD = re.compile(r"\w+|[^\w\s]")
-_SIZE, _WINDOW, _PASSES, _RAREST = 100, 5, 10, 2  # of word2vec
+_SIZE, _WINDOW, _PASSES, _RAREST = 100, 5, 10, 2  # settings of word2vec
 # Numbers of dimensions to try for whitening, and texts needed per dimension.
 _SIZES = (64, 256, 768)
 _TEXTS_A_DIRECTION = 4
@@ -119,7 +119,7 @@ def report_embeddings(
     """
     texts = list(dict.fromkeys([*firsts, *seconds]))
     if len(texts) < 3:
-        raise RequestError(f"{len(texts)} different texts to report on; some hundreds were expected")
+        raise RequestError(f"{len(texts)} different texts to report on; expected at least a few hundred")
     places = {text: place for place, text in enumerate(texts)}
     left, right = ([places[text] for text in side] for side in (firsts, seconds))
     methods = []

@@ -127,7 +127,7 @@ def make_vectors(folder: ModelFolder, pooling: Pooling | None, *, last: bool) ->
     """Return the vector maker for a pooling, by default the folder's own.
 
     The folder's projections, such as whitening, are applied only to its own pooling of the last layer, to which they
-    were fitted. ``last`` says whether the last layer is pooled.
+    were fitted. ``last`` specifies whether the last layer is pooled.
     """
     settings = folder.embedding
     if pooling is None and settings.unsupported is not None:
@@ -135,14 +135,16 @@ def make_vectors(folder: ModelFolder, pooling: Pooling | None, *, last: bool) ->
     chosen = pooling or settings.pooling
     pool = find_pool(chosen, folder.model, folder.tokenizer)
     if chosen == "pooler" and not last:
-        raise RequestError("pooling 'pooler' reads the last layer, for which the pooler was trained; leave out layer")
+        raise RequestError(
+            "pooling 'pooler' only applies to the last layer, for which the pooler was trained; leave out layer"
+        )
     if chosen != settings.pooling or not last:
         return VectorMaker(chosen, pool, normalize=settings.normalize)
     size = pooled_width(chosen, folder.model.config.hidden_size)
     for projection in settings.projections:
         if projection.weight.shape[1] != size:
             raise CheckpointError(
-                f"a Dense of this folder takes vectors of {projection.weight.shape[1]}, but gets {size}; "
+                f"a Dense module of this folder expects vectors of size {projection.weight.shape[1]}, but gets {size}; "
                 "its modules.json belongs to another model"
             )
         size = len(projection.weight)
@@ -161,12 +163,10 @@ def layer_indices(layer: int | Sequence[int], layers: int) -> tuple[int, ...]:
     """Return indices into the states: 0 for the embeddings, 1 to L for the layers; negative ones count from the end."""
     requested = (layer,) if isinstance(layer, int) else tuple(layer)
     if not requested:
-        raise RequestError("no layer was named; -1 is the last, and several are averaged")
+        raise RequestError("no layer was given; -1 is the last, and several are averaged")
     for index in requested:
         if not -layers - 1 <= index <= layers:
-            raise RequestError(
-                f"layer {index} of a model with {layers}; 0 (embeddings) to {layers}, or -1 for the last"
-            )
+            raise RequestError(f"no layer {index}; expected 0 (embeddings) to {layers}, or -1 for the last")
     return tuple(index % (layers + 1) for index in requested)
 
 
@@ -202,9 +202,11 @@ def word_vector(
     """
     spans = find_word(word, text, lowercase=model.tokenizer.lowercase)
     if not spans:
-        raise RequestError(f"no word {word!r} in {text[:60]!r}; give it as the text has it")
+        raise RequestError(f"{word!r} does not occur in {text[:60]!r}; spell it as in the text")
     if not 1 <= occurrence <= len(spans):
-        raise RequestError(f"occurrence {occurrence} of {word!r}, which the text has {len(spans)} times; count from 1")
+        raise RequestError(
+            f"occurrence {occurrence} of {word!r} was requested, but the text has {len(spans)}; count from 1"
+        )
     start, end = spans[occurrence - 1]
     encoding = model.tokenizer(text)
     tokens = [
@@ -213,7 +215,7 @@ def word_vector(
         if encoding.sources[index] is not None and first < end and last > start
     ]
     if not tokens:
-        raise RequestError(f"{word!r} lies beyond the {model.tokenizer.max_length} tokens that this model reads")
+        raise RequestError(f"{word!r} lies beyond the {model.tokenizer.max_length} tokens that this model accepts")
     layers = [layer] if isinstance(layer, int) else list(layer)
     states = np.mean([model.hidden(text, layer=one)[tokens] for one in layers], axis=0)  # (pieces, H)
     return states.mean(0, dtype=np.float32)  # type: ignore[no-any-return]

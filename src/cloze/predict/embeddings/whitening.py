@@ -38,20 +38,18 @@ def fit_whitening(vectors: NDArray[np.float32], dimensions: int | None = None) -
     By default, all directions with variance are kept.
     """
     if len(vectors) < 2:
-        raise RequestError(f"{len(vectors)} texts to fit whitening on; at least some hundreds were expected")
+        raise RequestError(f"{len(vectors)} texts to fit whitening on; expected at least a few hundred")
     mean = vectors.mean(0, dtype=np.float64)
     variances, directions = np.linalg.eigh(np.cov(vectors.astype(np.float64), rowvar=False, bias=True))
     variances, directions = variances[::-1], directions[:, ::-1]  # largest first
     usable = int((variances > _LEAST_SHARE * variances[0]).sum())
     if not usable:
-        raise RequestError(
-            f"all of the {len(vectors)} texts to fit whitening on have the same vector; give different ones"
-        )
+        raise RequestError(f"all {len(vectors)} texts to fit whitening on have the same vector; give different texts")
     kept = usable if dimensions is None else dimensions
     if isinstance(kept, bool) or not isinstance(kept, int):
-        raise RequestError(f"dimensions is {kept!r}; a whole number was expected")
+        raise RequestError(f"dimensions is {kept!r}; expected a whole number")
     if not 1 <= kept <= vectors.shape[1]:
-        raise RequestError(f"dimensions is {kept}; 1 to {vectors.shape[1]}, the size of a vector, was expected")
+        raise RequestError(f"dimensions is {kept}; expected 1 to {vectors.shape[1]} (the size of a vector)")
     if kept > usable:
         raise RequestError(
             f"{len(vectors)} texts vary in {usable} directions, fewer than the {kept} requested; "
@@ -84,8 +82,8 @@ def with_whitening(
     kept, size = fitted.weight.shape
     if dimensions is None and kept < min(_FEWEST_DIRECTIONS, size):
         raise RequestError(
-            f"{len(texts)} texts vary in {kept} directions, so that only these would be kept of the {size} "
-            "dimensions of a vector; give some hundreds of texts, or set dimensions to confirm"
+            f"{len(texts)} texts vary in only {kept} directions, so {kept} of the {size} dimensions would be kept; "
+            f"give a few hundred texts, or set dimensions to confirm"
         )
     projections = (*before.projections, fitted)
     return replace(folder, embedding=replace(before, projections=projections))

@@ -217,7 +217,7 @@ def spread(rows: Tensor, shares: Tensor | None, smallest: Tensor, step: float) -
 
 def gathered(product: Tensor, scales: Tensor, middles: Tensor, sums: Tensor, bias: Tensor | None) -> Tensor:
     """Convert the product of rows in steps to the product of the original rows, (M, N), and add the bias."""
-    # Elementwise operations: the order of sums in a matrix product would depend on the number of rows.
+    # Elementwise, because the order of summation in a matrix product would depend on the number of rows.
     product = product.mul_(scales) if bias is None else torch.addcmul(bias, product, scales, out=product)
     return product.addcmul_(middles, sums)
 
@@ -309,9 +309,10 @@ class FusedLayers:
     def __call__(
         self, encoder: Encoder, hidden: Tensor, visible: Visibility, needed: Tensor | None, keep_states: bool
     ) -> list[Tensor] | None:
-        """Return the last state for embeddings (B, T, H): (B, T, H), or (M, H) for ``needed`` positions.
+        """Run all layers on embeddings (B, T, H); return the last state: (B, T, H), or (M, H) for ``needed`` positions.
 
-        With ``keep_states``, all states come before it. Returns None if the plain layers must be used.
+        With ``keep_states``, the list also holds the earlier states, in order, before the last one. Returns None if the
+        plain layers must be used.
         """
         if isinstance(visible, Tensor) or torch.is_grad_enabled() or not self._applies_to(encoder):
             return None
@@ -346,7 +347,7 @@ def linears_of(layer: Layer) -> dict[str, nn.Linear]:
 
 
 def _modules(encoder: Encoder) -> list[nn.Module]:
-    """Return every module that can be added, removed or replaced, for comparison by identity."""
+    """Return the encoder's replaceable modules; comparing them by identity shows whether any was added or replaced."""
     # Read from nn.Module's dictionary: attribute access would take a third of the time that fusing saves.
     return [
         child

@@ -48,7 +48,7 @@ from cloze.text.vocabulary import CONTINUATION
 logger = logging.getLogger("cloze")
 
 PRECISIONS: tuple[PrecisionName, ...] = ("auto", "fp32", "bf16", "int8")
-# Minimum cosine similarity between a text's vectors in float32 and in another precision for "auto" to use the latter.
+# "auto" uses another precision if its vectors have at least this cosine similarity to those in float32.
 LEAST_COSINE = 0.99
 # "auto" compares these at every load before it uses bfloat16; models with over LARGE parameters compare fewer texts.
 _COMPARED: tuple[PrecisionName, ...] = ("fp32", "bf16")
@@ -81,7 +81,7 @@ def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device
         raise ConfigError(f"unknown precision {name!r}{did_you_mean(name, PRECISIONS)}")
     if name == "int8" and device.type != "cpu":
         raise ConfigError(
-            f"precision int8 is for the CPU, not for {device.type}; use bf16, or {format_option('device', 'cpu')}"
+            f"precision int8 only runs on the CPU, not on {device.type}; use bf16, or {format_option('device', 'cpu')}"
         )
     if not folder.model.capabilities.fused_kernels:
         if name in ("bf16", "int8"):
@@ -136,7 +136,7 @@ def _use_near_bf16(folder: ModelFolder, device: torch.device) -> None:
     if least >= LEAST_COSINE:
         return
     logger.warning(
-        "bf16 changes this model's vectors too much (cosine similarity to float32: %.4f, at least %s was expected): "
+        "bf16 changes this model's vectors too much (cosine similarity to float32: %.4f, expected at least %s): "
         "float32 is used; %s selects bf16 anyway",
         least,
         LEAST_COSINE,
@@ -164,7 +164,7 @@ def precision_of(bert: Backbone) -> PrecisionName:
 
 
 def use_products(bert: Backbone, name: PrecisionName, weights: Mapping[str, Int8Weight]) -> None:
-    """Replace the linear layers by those of a precision; ``weights`` are int8 weights from a file, if any."""
+    """Replace the linear layers with those of a precision; ``weights`` are int8 weights from a file, if any."""
     if name == "fp32" and not bert.capabilities.fused_kernels:
         return
     encoder = require_fused_kernels(bert, f"precision {name}").encoder

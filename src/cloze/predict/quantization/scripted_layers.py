@@ -33,7 +33,7 @@ class ScriptedLayers:
 
     @classmethod
     def of(cls, encoder: Encoder) -> "ScriptedLayers | None":
-        """Return the scripted layers, or None if their products are not fbgemm, which TorchScript can call."""
+        """Return the scripted layers, or None if their products do not use fbgemm, which TorchScript can call."""
         linears = [linear for layer in layers_of(encoder) for linear in linears_of(layer).values()]
         callable_products = all(isinstance(one, Int8Linear) and isinstance(one.product, Fbgemm) for one in linears)
         return cls(encoder) if callable_products and hasattr(torch.jit, "script") else None
@@ -41,7 +41,7 @@ class ScriptedLayers:
     def __call__(
         self, hidden: Tensor, lengths: Sequence[tuple[int, int]], needed: Tensor | None, keep_states: bool
     ) -> list[Tensor]:
-        """Return the last state, (N, H), or (M, H) for ``needed``; with ``keep_states``, all states before it."""
+        """Return the last state, (N, H), or (M, H) for ``needed``; with ``keep_states``, after the earlier ones."""
         # Optimizing the graph would take a tenth of a second on the first call without a benefit.
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             return self._call(hidden, lengths, needed, keep_states)  # type: ignore[no-any-return]
@@ -112,7 +112,7 @@ class _ScriptedLayers(nn.Module):
     def forward(
         self, hidden: Tensor, lengths: list[tuple[int, int]], needed: Tensor | None, keep_states: bool
     ) -> list[Tensor]:
-        """Return the last state, (N, H), or (M, H) for ``needed``; with ``keep_states``, all states before it."""
+        """Return the last state, (N, H), or (M, H) for ``needed``; with ``keep_states``, after the earlier ones."""
         states = [hidden]
         for number, layer in enumerate(self.layers):
             hidden = layer(hidden, lengths, needed if number == self.last else None)

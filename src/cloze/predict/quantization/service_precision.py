@@ -48,7 +48,8 @@ from cloze.tasks.similarity.kind import cosines
 logger = logging.getLogger("cloze")
 
 Paragraphs = Callable[[], Sequence[str]]
-# Number of paragraphs to compare, and for models with more than LARGE parameters, so that a start takes only seconds.
+# Number of paragraphs to compare: in general, and for models with more than LARGE parameters, so that starting takes
+# only seconds.
 _PARAGRAPHS, _PARAGRAPHS_IF_LARGE = 64, 16
 
 
@@ -101,14 +102,14 @@ def _choose(folder: ModelFolder, device: torch.device, paragraphs: Paragraphs) -
         return ServicePrecision("int8", reason, found.least_cosine, error)
     use_without_int8(folder, device)
     reason = (
-        f"as int8 changes the vectors too much: least cosine {found.least_cosine:.4f} to fp32, at least {LEAST_COSINE} "
-        f"was expected ({origin}); --precision int8 selects it anyway"
+        f"as int8 changes the vectors too much: least cosine {found.least_cosine:.4f} to fp32, "
+        f"expected at least {LEAST_COSINE} ({origin}); --precision int8 selects it anyway"
     )
     return ServicePrecision(precision_of(bert), reason, found.least_cosine, error)
 
 
 def _beside(folder: ModelFolder) -> QuantizedFile | None:
-    """Return the int8 weights in the model folder, or None; warns about a damaged file."""
+    """Return the int8 weights in the model folder, or None if there are none; warn about a damaged file."""
     try:
         return read_quantized(folder)
     except CheckpointError as error:

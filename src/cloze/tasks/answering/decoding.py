@@ -105,7 +105,7 @@ def answer_all(
 ) -> list[list[Answer]]:
     """Return the best answers to each question in its context; an empty answer if the model predicts none."""
     if top < 1:
-        raise RequestError(f"top is {top}; at least 1 was expected")
+        raise RequestError(f"top is {top}; expected at least 1")
     threshold = predictor.task.threshold if predictor.task else None
     return [
         [Answer(one.text, one.start, one.end, share) for one, share in ranking.decided(threshold)[:top]]
@@ -126,11 +126,11 @@ def rank_answers(
     """Rank the candidate answers of each question; ``longest`` defaults to the limit the model was fine-tuned with."""
     most = _most_tokens(predictor, longest)
     if isinstance(questions, str) or isinstance(contexts, str):
-        raise RequestError("one text was given where a list of texts was expected; put it into a list")
+        raise RequestError("expected a list of texts, got a single text; put it into a list")
     if len(questions) != len(contexts):
-        raise RequestError(f"{len(questions)} questions, but {len(contexts)} contexts; one for each was expected")
+        raise RequestError(f"{len(questions)} questions, but {len(contexts)} contexts; expected one for each")
     if predictor.bert.config.segments < 2:
-        raise RequestError("this model cannot separate context and question (it has one segment); use another")
+        raise RequestError("this model cannot separate context and question (it has one segment); use another model")
     readings = list(read_contexts(predictor.tokenizer, questions, contexts))
     firsts = [reading.windows[0].encoding for reading in readings]
     predictor.warnings.cut(firsts, "questions are long and were cut, to leave room for their texts")
@@ -145,7 +145,7 @@ def rank_answers(
 def check_longest(longest: int | None) -> None:
     """Refuse a maximum answer length below one token."""
     if longest is not None and longest < 1:
-        raise RequestError(f"the longest answer is {longest} tokens; at least 1 was expected")
+        raise RequestError(f"the longest answer is {longest} tokens; expected at least 1")
 
 
 def _most_tokens(predictor: Predictor, longest: int | None) -> int:
@@ -203,7 +203,7 @@ def _pairs(starts: Floats, ends: Floats, places: Integers, number: int, longest:
 
 
 def _widest_context(places: Integers, starts: Integers, ends: Integers) -> Integers:
-    """Return the window of W, (W, 2), with the most context on both sides of each span, (N,) and (N,).
+    """Return which of W windows, (W, 2), has the most context on both sides of each span, (N,) and (N,).
 
     Ties go to the first window. The original takes the longest one, which is the first, since only the last is shorter.
     """
@@ -221,7 +221,7 @@ def _widest_context(places: Integers, starts: Integers, ends: Integers) -> Integ
 def evaluate_answers(
     predictor: Predictor, examples: Questions, metrics: Sequence[str], longest: int | None = None
 ) -> Evaluation:
-    """Score a model as the official script with these metrics does, and return the files that the script expects."""
+    """Score a model like the official script with these metrics, and return the files that the script expects."""
     rankings = _rank_examples(predictor, examples, longest)
     threshold = predictor.task.threshold if predictor.task else None
     some_have_none = not all(row.answers for row in examples.rows)

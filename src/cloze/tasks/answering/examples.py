@@ -1,7 +1,7 @@
 """Extractive question answering (sections 4.2 and 4.3 of the paper): read the data, build windows with targets.
 
 The readers accept SQuAD 1.1, SQuAD 2.0 and CMRC 2018 as published (a folder or a single file, plain or compressed),
-other files in the same JSON format, and tables. A place is ``file:id`` in JSON, and ``file:line`` in tables. If an
+other files in the same JSON format, and tables. A location is ``file:id`` in JSON, and ``file:line`` in tables. If an
 answer is not at its recorded offset, its nearest occurrence close to the offset is used: some of CMRC's offsets are off
 by one or two.
 
@@ -208,8 +208,8 @@ def find_file(source: Source, split: str, files: Mapping[str, str]) -> Path:
     if found is not None:
         return found
     raise DataError(
-        f"{source.data} has no {files[split]} (nor .gz, .xz, .zst of it); expected {source.task} as published, "
-        f"or name a file, and another as {format_option('dev')}"
+        f"{source.data} has no {files[split]} (nor .gz, .xz, .zst of it); expected {source.task} as published, or one "
+        f"file as the data and another as {format_option('dev')}"
     )
 
 
@@ -290,7 +290,9 @@ def _gather(
         try:
             row = make(record)
             if row.id in rows:
-                raise RowError(f"{record.place}: another question has the id {row.id!r}; give each its own")
+                raise RowError(
+                    f"{record.place}: another question has the id {row.id!r}; give each question a unique id"
+                )
         except RowError as error:
             if on_bad_row != "skip":
                 raise
@@ -298,7 +300,7 @@ def _gather(
             continue
         rows[row.id] = row
     if not rows:
-        why = f"all of its {skipped} questions are bad; the first: {problem}" if skipped else "it has no question"
+        why = f"all {skipped} questions are bad; the first: {problem}" if skipped else "it has no question"
         raise DataError(f"{path}: {why}")
     return Questions(list(rows.values()), skipped)
 

@@ -44,14 +44,14 @@ def choose_all(predictor: Predictor, prompts: Sequence[str], options: Sequence[S
 def option_logits(predictor: Predictor, prompts: Sequence[str], options: Sequence[Sequence[str]]) -> list[list[float]]:
     """Return one logit per option of each prompt."""
     if isinstance(prompts, str) or any(isinstance(own, str) for own in options):
-        raise RequestError("one text was given where a list of texts was expected; put it into a list")
+        raise RequestError("expected a list of texts, got a single text; put it into a list")
     if len(prompts) != len(options):
-        raise RequestError(f"{len(prompts)} prompts, but {len(options)} lists of options; one for each was expected")
+        raise RequestError(f"{len(prompts)} prompts, but {len(options)} lists of options; expected one for each")
     for own in options:
         if len(own) < 2:
-            raise RequestError(f"{len(own)} options; at least 2 were expected")
+            raise RequestError(f"{len(own)} options; expected at least 2")
     if predictor.bert.config.segments < 2:
-        raise RequestError("this model cannot separate option and prompt (it has one segment); use another")
+        raise RequestError("this model cannot separate option and prompt (it has one segment); use another model")
     encoded = encode_options(predictor.tokenizer, prompts, options)
     flat = [encoding for own in encoded for encoding in own]
     longest = predictor.tokenizer.max_length

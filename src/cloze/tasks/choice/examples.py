@@ -165,7 +165,7 @@ def _options(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
     for name in columns:
         if name not in row.fields:
             raise RowError(
-                f"{row.place}: no {name!r} here; it has: {', '.join(row.fields)}; name the options with "
+                f"{row.place}: this row has no {name!r}; it has: {', '.join(row.fields)}; name the options with "
                 f"{format_option('options')}"
             )
     if len(columns) > 1:
@@ -181,7 +181,7 @@ def checked_options(options: Sequence[object], place: str) -> tuple[str, ...]:
     """Return the options of a row as texts; raise ``RowError`` unless there are at least two."""
     texts = tuple(option.strip() for option in options if isinstance(option, str) and option.strip())
     if len(texts) != len(options):
-        raise RowError(f"{place}: the options are {list(options)!r:.60}; expected texts, none of them empty")
+        raise RowError(f"{place}: the options are {list(options)!r:.60}; expected non-empty texts")
     if len(texts) < 2:
         raise RowError(f"{place}: {len(texts)} options; expected at least 2 (in one column, separated by |)")
     return texts
@@ -234,5 +234,5 @@ def _gather(rows: RowFile, make: Callable[[Row], Choice], on_bad_row: OnBadRow |
                 raise
             skipped, problem = skipped + 1, problem or str(error)
     if not good:
-        raise DataError(f"{rows.path}: all of its {skipped} rows are bad; the first: {problem}")
+        raise DataError(f"{rows.path}: all {skipped} rows are bad; the first: {problem}")
     return Choices(good, skipped + rows.skipped)

@@ -60,7 +60,7 @@ def probabilities(task: TaskLabels, logits: Floats) -> Floats:
 
 
 def predicted_classes(task: TaskLabels, logits: Floats) -> NDArray[np.int64]:
-    """Return each text's label index, (N,): the most likely or, with a threshold, the second if it reaches that."""
+    """Return each text's label index, (N,): the most likely or, with a threshold, the second if it reaches it."""
     if task.threshold is not None and len(task.names) == 2:
         return (probabilities(task, logits)[:, 1] >= task.threshold).astype(np.int64)
     most_likely: NDArray[np.int64] = logits.argmax(-1)
@@ -212,7 +212,9 @@ def calibrate_texts(predictor: Predictor, examples: Examples, metrics: Sequence[
     """Fit temperature and threshold on rows with labels."""
     task = predictor.task
     if task is None or not isinstance(examples, LabelledTexts):
-        raise ConfigError(f"calibrate is for labels of texts; this model is to {task.kind if task else 'do nothing'}")
+        raise ConfigError(
+            f"calibrate only applies to labels of texts; this model is to {task.kind if task else 'do nothing'}"
+        )
     logits = predictor.logits(examples.texts, examples.pairs)
     targets = examples.targets
     assert targets is not None, "dev rows have labels"

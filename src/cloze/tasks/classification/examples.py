@@ -20,7 +20,7 @@ from cloze.tasks.rows import SEVERAL, OnBadRow, Row, RowFile, Source, read_rows
 from cloze.text import Tokenizer, encode_long
 
 Target = TypeVar("Target", int, float, tuple[float, ...])
-Targets = Sequence[Any]  # of one type: indices, numbers, or tuples with 0.0 or 1.0 for each label
+Targets = Sequence[Any]  # all of one type: indices, numbers, or tuples with 0.0 or 1.0 for each label
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _examples(rows: Iterable[Row], target_of: Callable[[Row], Target], on_bad_ro
         kept.append(row)
         targets.append(target)
     if not kept:
-        raise DataError(f"all of the {skipped} rows are bad; the first: {problem}")
+        raise DataError(f"all {skipped} rows are bad; the first: {problem}")
     pairs = [row.pair for row in kept if row.pair is not None]
     return LabelledTexts([row.text for row in kept], pairs or None, targets, [row.place for row in kept], skipped)
 
@@ -185,7 +185,7 @@ _LABELLED: dict[TargetType, tuple[Callable[..., LabelSet], Callable[..., Labelle
 
 
 def read_unlabelled_texts(source: Source, path: TableSource) -> list[PlacedTexts]:
-    """Return place and texts of each row of a table like the user's own, ignoring labels."""
+    """Return location and texts of each row of a table like the user's own, ignoring labels."""
     rows = read_rows(
         path,
         text=source.text,

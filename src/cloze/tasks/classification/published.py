@@ -38,7 +38,7 @@ class PublishedTask:
     main: str = "accuracy"
     files: Mapping[str, str | tuple[str, ...]] = field(
         default_factory=lambda: FILES
-    )  # with several names, the first existing file is used
+    )  # if a split has several names, the first existing file is used
     headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     on_bad_row: OnBadRow = "stop"
     test_labels: bool = False  # whether the test rows have labels
@@ -89,7 +89,7 @@ def read_unlabelled_split(task: PublishedTask, folder: Path, split: str) -> tupl
 def find_split(task: PublishedTask, folder: Path, split: str, *, missing_ok: bool = False) -> Path | None:
     """Return the file of a split, plain or compressed; with ``missing_ok``, None if it is missing."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; expected the one with {task.folder} inside, or that itself")
+        raise DataError(f"{folder} is not a folder; expected {task.folder} or the folder that contains it")
     home = find_home(folder, (task.folder, *task.other_folders))
     names = task.files[split]
     plain = [home / name for name in ((names,) if isinstance(names, str) else names)]
@@ -100,7 +100,7 @@ def find_split(task: PublishedTask, folder: Path, split: str, *, missing_ok: boo
     if missing_ok:
         return None
     wanted = " or ".join(path.name for path in plain)
-    raise DataError(f"{home} has no {wanted} (nor one of them compressed); expected {task.folder} as published")
+    raise DataError(f"{home} has no {wanted} (plain or compressed); expected {task.folder} as published")
 
 
 def find_home(folder: Path, names: Iterable[str]) -> Path:

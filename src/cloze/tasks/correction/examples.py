@@ -2,8 +2,8 @@
 
 Data is a table with both columns, or a folder with the SIGHAN sentences as published.
 
-Confusion lists come in several formats: ``平:评苹瓶`` (SIGHAN), a character or word with others after a tab or spaces,
-and pairs of a wrong and a right word. Lines that cannot be parsed are reported; the others are used.
+Confusion lists come in several formats: ``平:评苹瓶`` (SIGHAN), a character or word with its confusions after a tab or
+spaces, and pairs of a wrong and a right word. Lines that cannot be parsed are reported; the others are used.
 """
 
 import logging
@@ -34,7 +34,7 @@ _PLAIN_NAMES = ("pid", "nid", "id")
 
 @dataclass(frozen=True)
 class Corrections:
-    """Texts with mistakes, their corrections, and their places in the files."""
+    """Texts with mistakes, their corrections, and their locations in the files."""
 
     sources: list[str]
     targets: list[str]
@@ -119,7 +119,7 @@ def _read_files(sentences: Path, truth: Path) -> Corrections:
 
 
 def _sentences(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the place, name and text of each line: ``(pid=A2-0011-1)``, a tab, and the sentence."""
+    """Yield the location, name and text of each line: ``(pid=A2-0011-1)``, a tab, and the sentence."""
     with open_file(path) as stream:
         lines = Lines(path, stream)
         for line in lines:
@@ -166,9 +166,9 @@ def _applied(text: str, truth: list[tuple[int, str]], place: str) -> str:
 def read_confusions(path: Path) -> dict[str, list[str]]:
     """Read a confusion list: for each character or word, those that it is confused with.
 
-    A line has a character or word, then a tab, a colon or spaces, then the others with any separators; characters need
-    none. For two Chinese words of the same length, the differing characters are used. Lines that begin with # are
-    comments. Lines that cannot be used are counted and named in a warning.
+    A line has a character or word, then a tab, a colon or spaces, then its confusions with any separators; single
+    characters need none. For two Chinese words of the same length, the differing characters are used. Lines that begin
+    with # are comments. Lines that cannot be used are counted and named in a warning.
 
     Raises:
         DataError: If no line can be used.

@@ -34,21 +34,21 @@ class CorrectionSettings:
     threshold: float | None = None
     """For correction: minimum confidence, from 0 to 1; by default 0.9, or the value that fine-tuning chose."""
     reading: Reading | None = None
-    """For correction: hidden masks each word in turn; seen encodes the text unmasked (default of fine-tuned models)."""
+    """For correction: hidden masks each word in turn; seen encodes the text unmasked (default if fine-tuned)."""
     mistakes: float = 0.001
     """For correction: prior probability that a given wrong character or word is written instead of the right one."""
     similar: Path | None = None
-    """For correction: a file of likely confusions; per line, a word or character, a tab, colon or space, and others."""
+    """For correction: a file of confusions; a line has a word or character, a tab, colon or space, and confusions."""
     protect: Path | None = None
     """For correction: a file of words that are never changed, one per line."""
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise ConfigError(f"threshold is {self.threshold}; a number from 0 to 1 was expected")
+            raise ConfigError(f"threshold is {self.threshold}; expected a number from 0 to 1")
         if not 0 < self.mistakes < 1:
-            raise ConfigError(f"mistakes is {self.mistakes}; a share above 0 and below 1 was expected")
+            raise ConfigError(f"mistakes is {self.mistakes}; expected a fraction above 0 and below 1")
         if self.reading not in (None, "hidden", "seen"):
-            raise ConfigError(f"reading is {self.reading!r}; hidden or seen was expected")
+            raise ConfigError(f"reading is {self.reading!r}; expected hidden or seen")
 
     def completed(self, correcting: float | None) -> "CorrectionSettings":
         """Fill in missing values; ``correcting`` is the threshold of a model trained for correction, else None."""

@@ -1,6 +1,6 @@
 """Metrics of text correction: SIGHAN's sentence level, a stricter sentence level (flagged), and single characters.
 
-A sentence is detected if the changed places are exactly the wrong ones, and corrected if all changes are right as well.
+A sentence is detected if exactly the wrong positions are changed, and corrected if all changes are right as well.
 In SIGHAN's metrics (Tseng et al. 2015), a false positive is a correct sentence that was changed. Later papers also
 count every changed sentence whose result is wrong, which is stricter: ``flagged``. At the level of characters (of
 words, in alphabetic text), every change counts.

@@ -48,17 +48,17 @@ class Sentence:
 
     @property
     def place(self) -> str:
-        """The place of the first word."""
+        """The location of the first word."""
         return place_of(self.path, self.line)
 
     def place_of(self, word: int) -> str:
-        """Return the place of a word."""
+        """Return the location of a word."""
         return self.place if self.one_line else f"{self.path}:{self.line + word}"
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """The sentences of a file; ``marked`` says whether it marks the start of documents."""
+    """The sentences of a file; ``marked`` is true if it marks the start of documents."""
 
     sentences: list[Sentence]
     marked: bool = False
@@ -73,7 +73,7 @@ def read_columns(
     Args:
         path: The file.
         tagged: Whether to read tags; otherwise all columns except the words are kept unchanged.
-        on_bad_row: Whether a bad line stops the reading, or its sentence is skipped and counted.
+        on_bad_row: Whether a bad line stops reading, or its sentence is skipped and counted.
         word: The column of the words, counted from 1, or from -1 for the last.
         tag: The column of the tags.
     """
@@ -100,8 +100,8 @@ def read_column_parts(path: Path, count: int, *, whole: bool, word: int = 1) -> 
 
 
 def _nothing(path: Path, reader: "_ColumnReader") -> DataError:
-    reason = f"all of its {reader.skipped} sentences are bad; the first: {reader.problem}" if reader.skipped else ""
-    return DataError(f"{path}: {reason or 'no sentence in it; expected a word and its tag per line'}")
+    reason = f"all {reader.skipped} sentences are bad; the first: {reader.problem}" if reader.skipped else ""
+    return DataError(f"{path}: {reason or 'contains no sentences; expected a word and its tag per line'}")
 
 
 class _ColumnReader:
@@ -258,7 +258,8 @@ def columns_text(sentences: Sequence[Columns], order: Sequence[int] | None = Non
         order: Numbers of the sentences, with a gap between documents; if given, documents are marked.
 
     Returns:
-        The lines. Cells are separated by spaces, or by tabs if a cell contains a space; all words have equally many.
+        The lines. Cells are separated by spaces, or by tabs if a cell contains a space; all words have equally many
+        cells.
     """
     return "".join(iter_column_texts(sentences, order, find_layout(sentences)))
 

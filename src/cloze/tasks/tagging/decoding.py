@@ -145,7 +145,7 @@ def decode_tags(names: tuple[str, ...], logits: Sequence[Floats]) -> list[Indice
         The index of the tag of each word, (N,) per sentence.
     """
     transitions = find_transitions(names)
-    # The tags with the highest logits are the best sequence of all. If it is legal, as it is most often, no search is
+    # The tags with the highest logits are the best sequence of all. If it is legal, which is usual, no search is
     # needed.
     best = [row.argmax(-1) for row in logits]
     if transitions is None:
@@ -243,7 +243,7 @@ def _read_running(predictor: Predictor, texts: Sequence[str]) -> list[Words]:
     found = predictor.tokenizer.encode_pieces(texts)
     unread = sum(pieces.unread > 0 for pieces in found)
     if unread:
-        logger.warning("%d of %d texts are too long and were cut; give them in parts", unread, len(texts))
+        logger.warning("%d of %d texts are too long and were cut; split them", unread, len(texts))
     return [Words(text, *split_text(predictor.tokenizer, pieces)) for text, pieces in zip(texts, found, strict=True)]
 
 
@@ -271,7 +271,9 @@ def _tagged(task: TaskLabels, row: Words, logits: Floats, chosen: Indices) -> Ta
 def _require_tags(predictor: Predictor) -> TaskLabels:
     task = predictor.task
     if task is None or task.kind != TAG.name or TAG.head not in predictor.heads:
-        does = f"its head does: {task.kind}" if task else f"its heads: {', '.join(predictor.heads) or 'none'}"
+        does = (
+            f"its head was trained for: {task.kind}" if task else f"its heads: {', '.join(predictor.heads) or 'none'}"
+        )
         raise RequestError(
             f"this model was not trained to tag ({does}); load a folder that 'cloze finetune tag' has written"
         )

@@ -55,8 +55,8 @@ def normalize_tags(sentence: Sentence) -> list[str]:
         prefix, kind = _parts(tag)
         if not prefix:
             raise RowError(
-                f"{sentence.place_of(word)}: tag {tag!r} is neither O nor a prefix with a type, as the others are; "
-                "expected one such as B-PER"
+                f"{sentence.place_of(word)}: tag {tag!r} is neither O nor a prefix with a type, unlike the others; "
+                f"expected a tag such as B-PER"
             )
         if prefix == "I" and (before in "OES" or kind_before != kind):
             prefix = "B"

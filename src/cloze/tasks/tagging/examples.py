@@ -30,7 +30,8 @@ logger = logging.getLogger("cloze")
 
 Value = TypeVar("Value")
 
-# Fraction of one-character words from which the words count as characters; numbers among them may be whole words.
+# If at least this fraction of the words are single characters, the words are treated as characters; the longer ones may
+# be numbers.
 _CHARACTER_SHARE = 0.98
 
 # Published folders: the possible file names of each split; the files may be compressed.
@@ -110,7 +111,7 @@ def group_neighbours(order: Sequence[int]) -> list[list[int]]:
 
 
 def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Join words to a text, without spaces in Chinese; return it with the span of each word."""
+    """Join words into a text, without spaces in Chinese; return it with the span of each word."""
     # Chinese corpora have one character per word, and also split numbers and English words into characters.
     characters = all(len(word) == 1 for word in words) and any(map(is_ideograph, words))
     text, places = "", list[tuple[int, int]]()
@@ -191,7 +192,7 @@ def read_word_lists(path: TableSource, *, text: str, label: str | None, on_bad_r
                     raise
                 skipped, problem = skipped + 1, problem or str(error)
     if not sentences:
-        reason = f"all of its {skipped} rows are bad; the first: {problem}" if skipped else "no rows; expected some"
+        reason = f"all {skipped} rows are bad; the first: {problem}" if skipped else "no rows; expected some"
         raise DataError(f"{path}: {reason}")
     return Sentences(sentences, skipped=skipped)
 
@@ -248,7 +249,7 @@ def _texts(record: Record, name: str, *, spaced: bool = False) -> list[str]:
         if not isinstance(value, str) or not value.strip():
             raise RowError(f"{record.place}: item {number} of {name!r} is {value!r:.40}; expected a text")
         if any("\ud800" <= character <= "\udfff" for character in value):
-            raise RowError(f"{record.place}: item {number} of {name!r} has half of a character; write both halves")
+            raise RowError(f"{record.place}: item {number} of {name!r} has half a surrogate pair; use whole characters")
     return texts
 
 
@@ -264,7 +265,7 @@ def _find(folder: Path, names: Sequence[str]) -> Path:
     found = find_tag_file(folder, names)
     if found is not None:
         return found
-    raise DataError(f"{folder} has no {' or '.join(names)} (nor one of them compressed); check the folder")
+    raise DataError(f"{folder} has no {' or '.join(names)} (plain or compressed); check the folder")
 
 
 def tag_examples(path: TableSource, found: Sentences, labels: LabelSet | None, on_bad_row: OnBadRow) -> Read:
@@ -277,7 +278,7 @@ def tag_examples(path: TableSource, found: Sentences, labels: LabelSet | None, o
 
     def indices(sentence: Sentence) -> list[int]:
         found = [known.indices.get(tag) for tag in tags[sentence.line]]
-        # Computing every tag's place would take longer than all the rest, and is needed only for an unknown tag.
+        # Computing every tag's location would take longer than everything else, and is needed only for an unknown tag.
         return [
             known.index(tags[sentence.line][word], sentence.place_of(word)) if index is None else index
             for word, index in enumerate(found)
@@ -318,5 +319,5 @@ def _keep(sentences: Sequence[Sentence], value_of: Callable[[Sentence], Value], 
                 raise
             problem = problem or error
     if not kept:
-        raise DataError(f"{sentences[0].path}: all of its {len(sentences)} sentences are bad; the first: {problem}")
+        raise DataError(f"{sentences[0].path}: all {len(sentences)} sentences are bad; the first: {problem}")
     return _Kept(kept, values, len(sentences) - len(kept))

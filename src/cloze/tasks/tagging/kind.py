@@ -34,7 +34,7 @@ def _items(
 
 
 def read_untagged(source: Source, path: TableSource) -> list[PlacedTexts]:
-    """Return place and text of each sentence of a file like the user's own, ignoring tags."""
+    """Return location and text of each sentence of a file like the user's own, ignoring tags."""
     on_bad_row = source.on_bad_row or "stop"
     if isinstance(path, Path) and not is_word_table(path):
         return _read_sentences(path, on_bad_row, column_numbers(source, path)[0])

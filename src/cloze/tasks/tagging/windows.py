@@ -73,7 +73,7 @@ def tag_windows(
     room = tokenizer.content_length(1)
     if room < 1:
         raise ConfigError(
-            f"length is {tokenizer.max_length}; at least 3 was expected, for a token between two special ones"
+            f"length is {tokenizer.max_length}; expected at least 3, for a token between two special tokens"
         )
     step = max(1, min(step or room // 2, room))
     if groups is None:
@@ -120,12 +120,12 @@ def _read_long(tokenizer: Tokenizer, sentence: WordIds, row: int, step: int) -> 
         first, *others = numbers
         inside = [words[number] - places[window][0] + 1 for number in (first, *others)]  # after [CLS]
         served.setdefault(window, []).append(Served(row, first, inside))
-    # Windows that are the best for no word are left out, such as one within a word.
+    # Windows that are not the best for any word are left out, such as one within a word.
     return [TagWindow(_assemble(tokenizer, ids[slice(*places[window])]), served[window]) for window in sorted(served)]
 
 
 def _best_window(word: int, places: Sequence[tuple[int, int]], room: int, step: int) -> int:
-    """Return the window of a token with the most text on its shorter side; the first of equals."""
+    """Return the window of a token with the most text on its shorter side; ties go to the first."""
     earliest = max(0, -(-(word - room + 1) // step))
     latest = min(word // step, len(places) - 1)
     return max(

@@ -1,1 +1,1 @@
-"""Out-of-vocabulary words: the five-rung ladder, coverage reports and vocabulary extension."""
+"""Out-of-vocabulary words: the ladder of five fallbacks, coverage reports and vocabulary extension."""

@@ -1,4 +1,4 @@
-"""Vocabulary coverage of a text: the rungs that resolve its words, and the best words to add.
+"""Vocabulary coverage of a text: the OOV ladder levels that resolve its words, and the best words to add.
 
 The tokens saved by adding a word can be computed exactly, because only the tokens of that word change. Therefore the
 first N candidates by saved tokens are the best N words to add.
@@ -99,7 +99,7 @@ def _batches(texts: Iterable[str], chinese: bool) -> Iterator[list[str]]:
 
 
 class _Counts:
-    """Word counts: by ids for words without a mark, otherwise by rung, normalised form and number of tokens."""
+    """Word counts: by ids for words without a mark, otherwise by level, normalised form and number of tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

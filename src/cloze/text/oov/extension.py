@@ -1,4 +1,4 @@
-"""Extend a tokenizer with words, entities and look-alikes: activates rungs 2 to 5 of the ladder.
+"""Extend a tokenizer with words, entities and look-alikes: activates levels 2 to 5 of the ladder.
 
 First, the user's files are read: word lists, entity maps, maps of similar characters. New words use the ``[unused]``
 entries that published vocabularies reserve for them, then new ids after the last entry. This module returns the old ids
@@ -46,7 +46,7 @@ def read_word_list(path: Path) -> list[WordRow]:
     lines = ((place, line) for place, line in _read_lines(path) if not _is_header(line, _WORD_HEADER))
     rows = [WordRow(place, word) for place, line in lines if (word := line.split("\t", 1)[0].strip())]
     if not rows:
-        raise DataError(f"{path}: no word in it; expected a word per line")
+        raise DataError(f"{path}: contains no words; expected a word per line")
     return rows
 
 
@@ -56,7 +56,7 @@ def read_entities(path: Path) -> list[EntityRow]:
     lines = ((place, line) for place, line in _read_lines(path) if not _is_header(line, _ENTITY_HEADER))
     rows = [EntityRow(place, parse(line, place)) for place, line in lines]
     if not rows:
-        raise DataError(f"{path}: no entity in it; expected a surface form, a tab and words per line")
+        raise DataError(f"{path}: contains no entities; expected a surface form, a tab and words per line")
     return rows
 
 
@@ -72,7 +72,7 @@ def read_similar_characters(path: Path) -> list[tuple[str, str]]:
             raise DataError(f"{place}: {line[:50]!r}; expected one character, a tab, and its replacement")
         pairs.append((fields[0], fields[1].split()[0]))
     if not pairs:
-        raise DataError(f"{path}: no character in it; expected a character, a tab, and its replacement per line")
+        raise DataError(f"{path}: contains no characters; expected a character, a tab, and its replacement per line")
     return pairs
 
 
@@ -118,7 +118,7 @@ def _parse_json(line: str, place: str) -> Entity:
 
 @dataclass(frozen=True)
 class Additions:
-    """Words, entities and rungs to add to a tokenizer."""
+    """Words, entities and ladder levels to add to a tokenizer."""
 
     words: Sequence[WordRow] = ()
     entities: Sequence[EntityRow] = ()
@@ -137,7 +137,7 @@ class Extension:
 
 
 def extend_tokenizer(tokenizer: Tokenizer, additions: Additions) -> Extension:
-    """Return a tokenizer with additional rungs, words and entities."""
+    """Return a tokenizer with additional ladder levels, words and entities."""
     entries = list(dict.fromkeys(_vocabulary_entry(row, tokenizer) for row in additions.words))
     known = tuple(entry for entry in entries if tokenizer.id(entry) is not None)
     new = [entry for entry in entries if tokenizer.id(entry) is None]
@@ -170,7 +170,7 @@ def _vocabulary_entry(row: WordRow, tokenizer: Tokenizer) -> str:
     elif row.word in SPECIAL or _UNUSED.fullmatch(row.word) or _UNUSED.fullmatch(entry):
         flaw = "is a special or reserved entry; use ordinary words"
     elif len(entry) > (longest := tokenizer.settings.longest_word):
-        flaw = f"has {len(entry)} characters; at most {longest} were expected"
+        flaw = f"has {len(entry)} characters; expected at most {longest}"
     if flaw is not None:
         raise DataError(f"{row.place}: {row.word[:50]!r} {flaw}")
     return entry

@@ -3,12 +3,12 @@
     1  word, pieces   WordPiece, as in BERT (text/wordpiece.py)
     2  characters     a word that would be [UNK] is spelled with known pieces and characters (text/oov/spelling.py)
     3  added          words added to the vocabulary after training (``cloze extend``)
-    4  entity         names are replaced by known words (text/oov/phrases.py)
-    5  look-alike     unknown characters are replaced by similar known ones (text/oov/spelling.py)
+    4  entity         names are replaced with known words (text/oov/phrases.py)
+    5  look-alike     unknown characters are replaced with similar known ones (text/oov/spelling.py)
        unknown        [UNK]
 
-Rungs are numbered by the effort for the user, not by precedence: added words and entities (3, 4) take precedence over
-WordPiece. All rungs but the first are off unless ``ladder.json`` in the model folder activates them. Training and
+Levels are numbered by the effort for the user, not by precedence: added words and entities (3, 4) take precedence over
+WordPiece. All levels but the first are off unless ``ladder.json`` in the model folder activates them. Training and
 serving therefore agree, and published models tokenize as before. Other libraries ignore the file.
 """
 
@@ -40,7 +40,7 @@ class Entity:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The active rungs and their data."""
+    """The active levels and their data."""
 
     characters: bool = False
     look_alikes: bool = False
@@ -53,7 +53,7 @@ class Ladder:
 
 
 def read_ladder(folder: Path, pieces: Sequence[str]) -> Ladder:
-    """Read the ladder of a folder; without the file, only the first rung is active."""
+    """Read the ladder of a folder; without the file, only the first level is active."""
     path = folder / LADDER_FILE
     if not path.exists():
         return Ladder()
@@ -80,9 +80,9 @@ def read_ladder(folder: Path, pieces: Sequence[str]) -> Ladder:
 
 
 def write_ladder(folder: Path, ladder: Ladder) -> None:
-    """Write the ladder, one entry per line; write no file if only the first rung is active."""
+    """Write the ladder, one entry per line; write no file if only the first level is active."""
     if not ladder:
-        (folder / LADDER_FILE).unlink(missing_ok=True)  # may exist from an earlier tokenizer
+        (folder / LADDER_FILE).unlink(missing_ok=True)  # left over from an earlier tokenizer, if it exists
         return
     entities = [[entity.surface, entity.words, *([entity.kind] if entity.kind else [])] for entity in ladder.entities]
     values: dict[str, Any] = {
@@ -107,7 +107,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size > LARGEST_FILE:
-            raise CheckpointError(f"{path}: {size:,} bytes; at most {LARGEST_FILE:,} were expected")
+            raise CheckpointError(f"{path}: {size:,} bytes; expected at most {LARGEST_FILE:,}")
         data = json.loads(path.read_bytes())
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
@@ -138,7 +138,7 @@ def _read_entries(data: dict[str, Any], key: str, width: int, path: Path) -> lis
         if not is_valid or not all(part.strip() and replace_surrogates(part) == part for part in parts):
             raise CheckpointError(
                 f"{path}: {key}, entry {number}: {json.dumps(entry)[:80]}; "
-                f"expected {'a text' if width == 1 else f'{widths[-1]} texts' if width == 2 else '2 or 3 texts'}"
+                f"expected {'a string' if width == 1 else f'{widths[-1]} strings' if width == 2 else '2 or 3 strings'}"
             )
         result.append(parts)
     return result

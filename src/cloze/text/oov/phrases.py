@@ -1,8 +1,8 @@
-"""Phrase matching for entities (rung 4) and for added words that BERT splits into several (rung 3, ``il-6``).
+"""Phrase matching for entities (level 4 of the OOV ladder) and for added words that BERT splits (level 3, ``il-6``).
 
-A phrase is a sequence of ids that is replaced by other ids. Because ids are matched, phrases treat letter case, accents
-and whitespace like the tokenizer. A vectorised filter over all ids of a batch finds the few positions where a phrase
-may start. Phrases start and end at word boundaries; if several match at one position, the longest wins.
+A phrase is a sequence of ids that is replaced with other ids. Because ids are matched, phrases treat letter case,
+accents and whitespace like the tokenizer. A vectorised filter over all ids of a batch finds the few positions where a
+phrase may start. Phrases start and end at word boundaries; if several match at one position, the longest wins.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -87,7 +87,7 @@ class PhraseMatcher:
                 hits[self._filter.candidates(hashes)] = True
         positions = np.flatnonzero(hits)
         ends = np.cumsum([len(text) for text in batch])
-        parts = np.split(positions, np.searchsorted(positions, ends))  # has an additional empty part at the end
+        parts = np.split(positions, np.searchsorted(positions, ends))  # the last part is additional and empty
         return [(part - end + len(text)).tolist() for part, end, text in zip(parts, ends, batch, strict=False)]
 
     def find(

@@ -1,8 +1,8 @@
-"""Rungs 2 and 5: spell a word that would be ``[UNK]`` with known pieces and characters.
+"""Levels 2 and 5 of the OOV ladder: spell a word that would be ``[UNK]`` with known pieces and characters.
 
 WordPiece maps a whole word to ``[UNK]`` if one character cannot be matched, or if it has more than 100 characters. Here
 the word keeps its longest matching pieces. Where no continuation piece matches, a single character is used, and only
-unknown characters become ``[UNK]``. With rung 5, other forms of an unknown character are tried first: its entry in a
+unknown characters become ``[UNK]``. With level 5, other forms of an unknown character are tried first: its entry in a
 given map, its compatibility form (full-width letters, circled numbers, ligatures), its form without accents, and a
 similar ASCII character.
 """
@@ -66,7 +66,7 @@ class Speller:
         self._form = lru_cache(_CACHE_SIZE)(self._resolve_form)
 
     def spell(self, word: str) -> Spelling:
-        """Return the tokens of a word of the original text, using the active rungs."""
+        """Return the tokens of a word of the original text, using the active levels of the OOV ladder."""
         return self._spell_cached(word) if len(word) <= _MAX_CACHED_LENGTH else self._spell(word)
 
     def _unknown_word(self, word: str) -> Spelling:
@@ -100,7 +100,7 @@ class Speller:
         return str(self._normalizer.normalize_str(text)).strip()
 
     def _normalise_word(self, word: str) -> tuple[str, list[tuple[int, int]], bool]:
-        """Normalise a word and replace unknown characters by look-alikes.
+        """Normalise a word and replace unknown characters with look-alikes.
 
         Returns:
             The normalised word, the original span of each character, and whether a look-alike was used.

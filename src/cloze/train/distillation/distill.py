@@ -97,7 +97,8 @@ def distill(
     texts = None if unlabelled is None else read_unlabelled(unlabelled, source, data)
     if texts is not None and not settings.logits_weight:
         raise ConfigError(
-            f"logits_weight is 0, but rows without labels teach nothing else; leave out {format_option('unlabelled')}"
+            f"logits_weight is 0, but rows without labels contribute to no other loss; leave out "
+            f"{format_option('unlabelled')}"
         )
     recorded = _recorded(source, model, unlabelled, data, texts)
     teacher_model, student_model = Model(teacher, device=device), Model(student, device=device)
@@ -252,7 +253,7 @@ def share_kept(score: float, teacher_score: float) -> float | None:
 
 
 def measure_speeds(teacher: Model, student: Model, data: TaskData) -> tuple[float, float]:
-    """Return the rows per second of both models, measured in turns, so that other load affects both alike."""
+    """Return the rows per second of both models, measured in turns, so that other load affects both equally."""
     rows: Examples = data.dev.select(range(min(len(data.dev), _ROWS)))
     best = [float("inf"), float("inf")]
     for _ in range(_ROUNDS):

@@ -179,7 +179,7 @@ def count_step_activations(
     stored = compared = 0
     if settings.states_weight > 0:
         stored += _FLOAT * tokens * teacher.hidden_size * (teacher.layers + 1)
-        # The teacher's and the student's states, and the latter before the mapping to the teacher's width.
+        # The teacher's and the student's states, and the student's before the mapping to the teacher's width.
         mapped = student.hidden_size if student.hidden_size != teacher.hidden_size else 0
         compared += student.layers * _FLOAT * tokens * (2 * teacher.hidden_size + mapped)
     if attention:

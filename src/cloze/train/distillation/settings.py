@@ -54,7 +54,7 @@ class DistillSettings:
     states_weight: float = 1.0
     """Weight of the loss on the hidden states of the teacher's layers."""
     attention_weight: float = 1.0
-    """Weight of the loss on the teacher's attention; not used if the student has another number of heads."""
+    """Weight of the loss on the teacher's attention; not used if the student has a different number of heads."""
     temperature: float = 2.0
     """Temperature of the teacher's and the student's logits; higher values give more weight to unlikely labels."""
     epochs: int = 6
@@ -78,7 +78,7 @@ class DistillSettings:
     save_every: int = 500
     """Steps between checkpoints."""
     seed: int = 0
-    """Random seed of new weights, the order of the rows and dropout."""
+    """Random seed for new weights, the order of the rows and dropout."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -86,16 +86,18 @@ class DistillSettings:
         if len(chosen) > 1:
             raise ConfigError(f"{' and '.join(chosen)} exclude each other; each defines the student: choose one")
         if self.take is not None and chosen in (["preset"], ["student"]):
-            raise ConfigError(f"take is {self.take!r}, but a {chosen[0]} takes no layers of the teacher; leave one out")
+            raise ConfigError(
+                f"take is {self.take!r}, but a {chosen[0]} takes no layers of the teacher; leave out one of them"
+            )
         if self.layers is not None and self.layers < 1:
-            raise ConfigError(f"layers is {self.layers}; at least 1 was expected")
+            raise ConfigError(f"layers is {self.layers}; expected at least 1")
         for name in WEIGHTS:
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} is {getattr(self, name)}; a number from 0 up was expected")
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a number of at least 0")
         if not self.labels_weight and not self.logits_weight:
-            raise ConfigError("labels_weight and logits_weight are 0: nothing would teach the student's head")
+            raise ConfigError("labels_weight and logits_weight are both 0, so the student's head would not be trained")
         if not 0 < self.temperature < float("inf"):
-            raise ConfigError(f"temperature is {self.temperature}; a number above 0 was expected")
+            raise ConfigError(f"temperature is {self.temperature}; expected a number above 0")
         self.training(SHORTEST, "cut", context=False)
 
     def training(self, length: int, long_texts: LongTexts, *, context: bool) -> ResolvedSettings:

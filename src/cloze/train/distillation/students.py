@@ -53,7 +53,7 @@ def make_student(teacher: ModelFolder, settings: DistillSettings) -> Backbone:
         return new.eval()
     layers = max(1, config.layers // 2) if settings.layers is None else settings.layers
     if layers > config.layers:
-        raise ConfigError(f"layers is {layers}, but the teacher has {config.layers}; at most as many were expected")
+        raise ConfigError(f"layers is {layers}, but the teacher has {config.layers}; expected at most as many")
     chosen = layers_to_take(config.layers, layers, settings.take or "alternate")
     if teacher.model.reader is None:
         return with_layers(teacher.model, chosen, head, settings.dropout)
@@ -94,15 +94,16 @@ def _from_folder(teacher: ModelFolder, name: str, settings: DistillSettings) -> 
     found = load_folder(find_source(name))
     if not tokenize_alike(teacher.tokenizer, found.tokenizer):
         raise ConfigError(
-            f"{name}: has another vocabulary than the teacher ({found.tokenizer.size} pieces and "
-            f"{teacher.tokenizer.size}), or tokenizes texts differently; choose a student with the teacher's vocabulary"
+            f"{name}: its vocabulary differs from the teacher's ({found.tokenizer.size} pieces and "
+            f"{teacher.tokenizer.size}), or it tokenizes texts differently; choose a student with the teacher's "
+            f"vocabulary"
         )
     length, config = teacher.tokenizer.max_length, found.model.config
     if config.positions < length:
         raise ConfigError(f"{name}: accepts at most {config.positions} tokens, but the teacher accepts {length}")
     if config.segments < teacher.model.config.segments:
         raise ConfigError(
-            f"{name}: supports {config.segments} segments, but the teacher {teacher.model.config.segments}"
+            f"{name}: supports {config.segments} segments, but the teacher supports {teacher.model.config.segments}"
         )
     assert teacher.task is not None
     same = found.task is not None and (found.task.kind, found.task.names) == (teacher.task.kind, teacher.task.names)
@@ -142,7 +143,7 @@ def read_unlabelled(path: TableSource, source: Source, data: TaskData) -> Labell
     """Read one text per line, or a table with the columns of the training rows; every target is marked as missing."""
     if not isinstance(data.train, LabelledTexts):
         raise ConfigError(
-            f"{path}: rows without labels are for labels and numbers of texts; this task is to {data.kind}"
+            f"{path}: rows without labels only work with labels and numbers of texts; this task is to {data.kind}"
         )
     paired = data.train.pairs is not None
     examples = _read(path, source, paired=paired)
@@ -164,7 +165,7 @@ def _read(path: TableSource, source: Source, *, paired: bool) -> LabelledTexts:
         return LabelledTexts([row.text for row in found], pairs, None, [row.place for row in found], rows.skipped)
     numbered = [(number, line) for number, line in enumerate(read_lines(path), start=1) if line.strip()]
     if not numbered:
-        raise DataError(f"{path} has no text in it; expected one text per line")
+        raise DataError(f"{path} contains no text; expected one text per line")
     return LabelledTexts([line for _, line in numbered], None, None, [f"{path}:{number}" for number, _ in numbered])
 
 

@@ -81,7 +81,7 @@ def _generator(settings: FinetuneSettings, copy: int, row: int) -> np.random.Gen
 def _contextual_copies(
     texts: Sequence[tuple[str, ...]], model: Model, settings: FinetuneSettings
 ) -> list[tuple[int, tuple[str, ...]]]:
-    """Return (row, texts) of every copy with words replaced by the model's predictions."""
+    """Return (row, texts) of every copy with words replaced with the model's predictions."""
     augmenter = ContextualAugmenter(model)
     copies = []
     for copy in range(settings.augment_copies):
@@ -107,7 +107,7 @@ def _edited_copies(
 
 
 def _concatenate(rows: LabelledTexts, copies: Sequence[tuple[int, tuple[str, ...]]]) -> LabelledTexts:
-    """Append the copies, each with the target and the place of its original row."""
+    """Append the copies, each with the target and the location of its original row."""
     assert rows.targets is not None, "training rows have labels"
     sources = [row for row, _ in copies]
     return LabelledTexts(
@@ -199,7 +199,7 @@ def whole_word_pieces(tokenizer: Tokenizer) -> NDArray[np.bool_]:
 
 
 def _mask_words(encoding: Encoding, words: Sequence[Word], tokenizer: Tokenizer) -> Encoding:
-    """Replace each of these words with a single [MASK], whatever its number of pieces."""
+    """Replace each of these words with a single [MASK], however many pieces it has."""
     starts = {word.first for word in words}
     continuations = {word.first + offset for word in words for offset in range(1, len(word.ids))}
     kept = [index for index in range(len(encoding.ids)) if index not in continuations]

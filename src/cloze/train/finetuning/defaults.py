@@ -1,4 +1,4 @@
-"""Defaults of fine-tuning that depend on the model and the data, and advice after a training that went badly.
+"""Defaults of fine-tuning that depend on the model and the data, and advice after an unsuccessful training.
 
 The paper's values (appendix A.3) suit models of hidden size 768 with thousands of rows. Smaller models need higher
 learning rates, and few rows need more epochs, because training would end after too few updates. The measurements behind
@@ -31,9 +31,9 @@ from cloze.train.finetuning.settings import (
 )
 from cloze.train.run import SETTINGS
 
-# Peak learning rate of full fine-tuning: (largest hidden size, rate). Measured at 256, 384 and 512: with 400 rows of
-# pairs, four times the rate costs 3 to 19 points at 384 and 512, twice the rate about one. The rate at 768 is the
-# paper's.
+# Peak learning rate of full fine-tuning: (largest hidden size, learning rate). Measured at 256, 384 and 512: with 400
+# rows of pairs, four times this learning rate costs 3 to 19 points at 384 and 512, twice about one. The value for 768
+# is the paper's.
 _RATES = ((128, 1e-3), (256, 4e-4), (384, 1e-4), (512, 1e-4), (768, 5e-5))
 _RATE_OF_LARGE_MODELS = 2e-5
 # New layers on a frozen model start at random, so they tolerate and need larger learning rates.
@@ -58,7 +58,7 @@ RATE_FACTORS, EPOCH_FACTORS = (0.5, 1.0, 2.0), (2 / 3, 1.0, 4 / 3)
 
 # Advice: the loss is compared between quarters of the training, each with at least this many logged values.
 _LOGGED_PER_QUARTER = 2
-_FALLING = 0.05  # the loss is still falling if it fell by this fraction of the first quarter's in the last quarter
+_FALLING = 0.05  # still falling: in the last quarter, the loss fell by this fraction of the first quarter's mean
 _LEARNED = 0.2  # below this fraction of the first quarter's loss, the rows are learned; more epochs would overfit
 _ONE_LABEL = 0.95  # fraction of the dev rows with the same prediction that is suspicious
 _FEWEST_ROWS = 8  # with fewer dev rows, equal predictions may be chance
@@ -252,7 +252,7 @@ def grid_settings(settings: ResolvedSettings, hidden_size: int, rows: int) -> It
 def advise(
     history: History, evaluation: Evaluation | None, settings: ResolvedSettings, defaults: TrainingDefaults, metric: str
 ) -> list[str]:
-    """Suggest what to try after a training that did not go well.
+    """Suggest changes after an unsuccessful training.
 
     Args:
         history: The metrics of the run: rows with ``loss`` and rows with ``dev_`` scores.
@@ -337,7 +337,7 @@ def _more_epochs_or(settings: ResolvedSettings, rate: float) -> str:
 
 
 def _lower_rate(settings: ResolvedSettings, defaults: TrainingDefaults) -> float:
-    """Return the learning rate to suggest: the default if it is less than half the rate, else a third of it."""
+    """Return the learning rate to suggest: the default if it is less than half the current one, else a third of it."""
     rate = settings.learning_rate
     return defaults.learning_rate if rate > 2 * defaults.learning_rate else rate / 3
 

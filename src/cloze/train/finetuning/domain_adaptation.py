@@ -3,7 +3,7 @@
 Four models are fine-tuned over the same seeds: the given model, and the model after further pre-training on the domain
 text, on the task's training texts, and on both. The results list the gain of each over the given model, paired by seed
 and by dev row. The given model, fine-tuned directly, is kept unless the 95 % interval of a gain excludes zero. Every
-step is a run of its own in the run's folder, so the same command resumes it.
+step is a separate run in the run's folder, so the same command resumes it.
 
 The domain text must not contain evaluation rows, or the scores would be too high. Texts are compared by word n-grams,
 ignoring case, punctuation and whitespace; each Chinese character is a word. A row occurs in a document if the document
@@ -44,11 +44,11 @@ from cloze.train.run import Run
 
 _WORD = re.compile(r"[㐀-䶿一-鿿]|[^\W_]+")
 _MAX_WORDS, _MIN_WORDS = 8, 4  # length of the n-grams
-_SHOWN = 3  # number of places in the error message
+_SHOWN = 3  # number of locations in the error message
 # The text column of JSONL and Parquet files, the same as in the preparation afterwards.
 _COLUMN = PrepareSettings.text
 
-Rows = Iterable[tuple[str, Sequence[str]]]  # (place, texts) of each row
+Rows = Iterable[tuple[str, Sequence[str]]]  # (location, texts) of each row
 
 
 def refuse_overlap(texts: Sequence[Path], rows: Rows) -> None:
@@ -64,7 +64,7 @@ def refuse_overlap(texts: Sequence[Path], rows: Rows) -> None:
 
 
 def find_overlap(texts: Sequence[Path], rows: Rows) -> Iterator[str]:
-    """Yield the places of rows that occur in the texts, in the order of the rows."""
+    """Yield the locations of rows that occur in the texts, in the order of the rows."""
     index = _NgramIndex(rows)
     overlapping = set[str]()
     for document in read_any_documents(texts, _COLUMN):
@@ -84,12 +84,12 @@ def write_without_overlap(texts: Sequence[Path], rows: Rows, path: Path) -> int:
                 file.write("\n".join(document) + "\n\n")
     if not path.stat().st_size:
         path.unlink()
-        raise DataError(f"evaluation rows occur in every document to adapt on ({dropped}); none is left")
+        raise DataError(f"evaluation rows occur in every document to adapt on ({dropped}); no documents are left")
     return dropped
 
 
 class _NgramIndex:
-    """Maps the word n-grams of rows to the places of the rows."""
+    """Maps the word n-grams of rows to the locations of the rows."""
 
     def __init__(self, rows: Rows) -> None:
         self._places: dict[tuple[str, ...], list[str]] = {}
@@ -102,11 +102,11 @@ class _NgramIndex:
 
     @property
     def places(self) -> Iterable[str]:
-        """The places of all indexed rows in their order, without duplicates."""
+        """The locations of all indexed rows in their order, without duplicates."""
         return dict.fromkeys(place for places in self._places.values() for place in places)
 
     def find(self, document: Sequence[str]) -> set[str]:
-        """Return the places of the rows that occur in a document."""
+        """Return the locations of the rows that occur in a document."""
         words = _words(" ".join(document))
         ngrams = (ngram for length in self._lengths for ngram in _ngrams(words, length))
         return {place for ngram in ngrams for place in self._places.get(ngram, ())}
@@ -156,7 +156,7 @@ def adapt(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Adapt a model to a domain and a task, fine-tune it from each start, and keep a gain that is beyond noise.
+    """Adapt a model to a domain and a task, fine-tune from each start, and keep the start with a significant gain.
 
     Args:
         source: The task and its files.
@@ -266,7 +266,7 @@ def _read_test_rows(source: Source, test: TableSource | str | None, adaptation: 
         return [] if adaptation.overlap == "allow" else read_other_splits(source)
     if adaptation.overlap == "allow":
         allowed = format_option("overlap", "allow")
-        raise ConfigError(f"test is {test}, but with {allowed} no overlap is looked for; leave out one of them")
+        raise ConfigError(f"test is {test}, but {allowed} disables the check for overlaps; leave out one of them")
     return read_test_file(source, Path(test) if isinstance(test, str) else test)
 
 
@@ -284,7 +284,7 @@ def _write_texts(
     adaptation: AdaptSettings,
     progress: Progress,
 ) -> tuple[list[Path], Path]:
-    """Return the files of the domain text and of the task text, without overlapping documents if settings say so."""
+    """Return the files of the domain and the task text, without overlapping documents if the settings require it."""
     if adaptation.overlap == "drop":
         texts = [_without_overlap(texts, _evaluation_rows(data, test_rows), folder / "domain.txt", progress)]
     task_text = _write_task_text(data, folder / "task.txt")
@@ -313,7 +313,7 @@ def _write_task_text(data: TaskData, path: Path) -> Path:
 
 
 def choose_start(means: Mapping[str, float], gains: Mapping[str, Difference | None]) -> tuple[str, str]:
-    """Return the start to keep, with the reason: the best of those with a gain beyond noise, else the direct one.
+    """Return the start to keep, with the reason: the best with a significant gain, otherwise the direct one.
 
     Args:
         means: The mean score of each start.

@@ -8,8 +8,8 @@ parameters, and the optimum of its regularized loss is unique: there is no learn
    all five folds. With a small C the head underfits, with a large C it overfits; take the C with the lowest total.
 3. Fit the head on all rows with this C, and undo the standardization, so that the head applies to the raw vectors.
 
-Optionally, the vectors are first trained on pairs of rows with equal or different labels (SetFit, Tunstall et al. 2022,
-section 3). The result is an ordinary model folder with the head that fine-tuning has too.
+Optionally, the vectors are first trained on pairs of rows with the same or different labels (SetFit, Tunstall et al.
+2022, section 3). The result is an ordinary model folder with the same head as after fine-tuning.
 
 Dimensions: N texts, H hidden size, L outputs of the head (labels; 1 for numbers).
 """
@@ -135,7 +135,7 @@ def fit_head(vectors: Array, goals: Array, loss: Loss, strength: float, start: L
     flat = np.concatenate([first.weight.ravel(), first.bias])
     options = {"maxiter": _MOST_ITERATIONS, "maxfun": _MOST_ITERATIONS, "ftol": 0.0, "gtol": _TOLERANCE, "maxcor": 20}
     found = minimize(objective, flat, jac=True, method="L-BFGS-B", options=options)
-    # Near the optimum, float64 ends the line search early; whether it is the optimum shows in the gradient.
+    # Near the optimum, float64 ends the line search early, so the gradient shows whether it was reached.
     if not np.abs(found.jac).max() <= _CONVERGED * max(1.0, float(np.abs(goals).max())):
         raise DataError(f"the head did not converge at C {strength:g}; use {format_option('few', False)}")
     return LinearHead(found.x[:-outputs].reshape(outputs, size), found.x[-outputs:])
@@ -148,7 +148,7 @@ def choose_strength(
     folds: Sequence[Sequence[int]],
     strengths: Sequence[float] = STRENGTHS,
 ) -> float:
-    """Return the strength with the lowest loss on held-out rows, summed over the folds; the smallest of equals."""
+    """Return the strength with the lowest loss on held-out rows, summed over the folds; ties go to the smallest."""
     if len(vectors) < 2:
         return 1.0
     totals = np.zeros(len(strengths))

@@ -92,7 +92,7 @@ def run_finetuning(
         >>> cloze.load(run).classify(["What a day!"])
     """
     check_similarity_settings(source.task, similarity or SimilaritySettings())
-    # Kinds without labels have a training of their own.
+    # Kinds without labels have their own training functions.
     trainers: dict[str, Callable[..., Path]] = {
         SIMILARITY.name: partial(finetune_similarity, similarity=similarity),
         CORRECTION.name: finetune_correction,
@@ -185,7 +185,7 @@ class _Finetuning:
         )
 
     def _batches(self, wrapped: Model, settings: ResolvedSettings) -> TaskBatches:
-        """Return the batches; first set the head to a fitted linear model if the settings or the pooling ask for it."""
+        """Return the batches; first set the head to a fitted linear model if the settings or the pooling require it."""
         batches = _batches(self.data, self.base, wrapped, settings, self.device, self.progress)
         wanted = settings.linear_start
         if wanted or (wanted is None and wrapped.bert.pooling == "separate"):

@@ -53,7 +53,7 @@ def finetune_glue(
     _check_suite("GLUE", source, search_settings)
     tasks = [task for task in GLUE.values() if _has_files(task, source.path)]
     if not tasks:
-        raise DataError(f"{source.path}: no GLUE task with train and dev files is there; expected MRPC/train.tsv, ...")
+        raise DataError(f"{source.path}: no GLUE task with train and dev files found; expected MRPC/train.tsv, ...")
     run_task = _task_runner(model, out, settings, search_settings, device, fresh, progress)
     absent = _report_absent(GLUE, [task.name for task in tasks], settings, progress)
     scores: dict[str, Any] = {}
@@ -89,12 +89,10 @@ def finetune_clue(
     progress, out = progress or Silent(), Path(out)
     _check_suite("CLUE", source, search_settings)
     if not source.path.is_dir():
-        raise DataError(f"{source.path} is not a folder; expected the one with the folders of CLUE's tasks")
+        raise DataError(f"{source.path} is not a folder; expected the folder that contains the folders of CLUE's tasks")
     tasks = [name for name in CLUE if has_splits(name, source.path)]
     if not tasks:
-        raise DataError(
-            f"{source.path}: no CLUE task with train and dev files is there; expected tnews/train.json, ..."
-        )
+        raise DataError(f"{source.path}: no CLUE task with train and dev files found; expected tnews/train.json, ...")
     run_task = _task_runner(model, out, settings, search_settings, device, fresh, progress)
     absent = _report_absent(CLUE, tasks, settings, progress)
     scores = {name: run_task(replace(source, task=name))[0] for name in tasks}

@@ -75,7 +75,7 @@ def report_unknown(tokenizer: Tokenizer, texts: Sequence[str], progress: Progres
 
 
 class TaskBatches:
-    """Shuffled batches of a training set; the order depends on the seed and the epoch only."""
+    """Shuffled batches of a training set; the order depends only on the seed and the epoch."""
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ class FinetuneRun(os.PathLike[str]):
 
     @property
     def baseline(self) -> dict[str, Any] | None:
-        """The scores of a simple model on the same rows, and the paired difference (of a search, for its best run)."""
+        """The scores of a simple model on the same rows, and the paired difference; for a search, of its best run."""
         found: dict[str, Any] | None = self.results.get("best_results", self.results).get("baseline")
         return found
 
@@ -193,7 +193,7 @@ def finetune(
         text: The column with the texts.
         pair: The column with the second texts of pairs, if there are any.
         label: The column with the labels.
-        options: To choose: the column with a list of options, or comma-separated columns with one each.
+        options: For choose: the column with a list of options, or comma-separated columns with one each.
         on_bad_row: ``stop``, or ``skip`` and count.
         settings: The training settings; alternatively, pass its fields by name.
         similarity: Settings of contrastive training, for the task ``similarity``.
@@ -208,7 +208,7 @@ def finetune(
 
     Raises:
         ConfigError: If settings do not fit the task or the model, or differ from those of the run to resume.
-        DataError: If rows cannot be read; the message has the place of the row.
+        DataError: If rows cannot be read; the message states the location of the row.
 
     Example:
         >>> rows = {"text": ["good", "bad"] * 20, "label": ["pos", "neg"] * 20}
@@ -261,7 +261,7 @@ def adapt(
     progress: Progress | bool | None = None,
     **more: Any,
 ) -> FinetuneRun:
-    """Adapt a model to a domain and a task, fine-tune it from each start, and keep a gain that is beyond noise.
+    """Adapt a model to a domain and a task, fine-tune from each start, and keep the start with a significant gain.
 
     Args:
         task: What to learn, as for ``finetune``; or a ``Source``, followed by the domain, the model and the folder.

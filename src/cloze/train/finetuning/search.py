@@ -1,6 +1,6 @@
 """Hyperparameter search (appendix A.3 of the paper): a grid, then several seeds of its best cell; or k folds.
 
-Every cell is a run of its own below RUN/cells and resumes like any run. When it ends, its score is written to
+Every cell is a separate run below RUN/cells and resumes like any run. When it ends, its score is written to
 RUN/search.json, and its model is deleted unless it is the best of its part. A search may be killed at any point: the
 same command continues it and produces the same table and model.
 """
@@ -156,10 +156,10 @@ def _read_rows(source: Source, settings: FinetuneSettings, plan: SearchSettings)
     """Read the rows; with folds, no dev set is split off."""
     if settings.few and (plan.grid or (plan.seeds > 1 and not settings.contrastive)):
         flag, reason = ("grid", "learning rate") if plan.grid else ("seeds", "random start")
-        raise ConfigError(f"{flag} is for fine-tuning; the head of few has no {reason}; leave out one of them")
+        raise ConfigError(f"{flag} only applies to fine-tuning; the head of few has no {reason}; leave out one of them")
     if plan.folds and source.dev is not None:
         raise ConfigError(
-            f"folds are for rows without a dev set; leave out {format_option('dev')} or {format_option('folds')}"
+            f"folds only apply to rows without a dev set; leave out {format_option('dev')} or {format_option('folds')}"
         )
     if plan.folds and (settings.patience or settings.calibrate):
         either = f"{format_option('patience' if settings.patience else 'calibrate')} or {format_option('folds')}"
@@ -287,7 +287,7 @@ class _ResultTable:
             self._remove_models()
 
     def best(self, part: str) -> CellResult:
-        """Return the best cell of a part, the first of equals; a failed cell only if all failed.
+        """Return the best cell of a part (the first one in a tie); a failed cell only if all failed.
 
         A model that predicts the same label for every row may have the best score: on MRPC, a constant "yes" has a
         higher F1 than many models that have learned something.
@@ -337,7 +337,7 @@ def _within_noise(folder: Path, table: _ResultTable) -> dict[str, Any]:
 
 
 def compare_searches(first: Path, second: Path) -> Difference | None:
-    """Return by how much one search scores higher, paired by seed and row; by seed alone without scores of rows."""
+    """Return by how much one search scores higher, paired by seed and row; only by seed without scores per row."""
     cells = [[row for row in read_cells(folder) if row.part == "seeds"] for folder in (first, second)]
     seeds = [[row.settings["seed"] for row in rows] for rows in cells]
     if not seeds[0] or seeds[0] != seeds[1]:

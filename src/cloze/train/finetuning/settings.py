@@ -71,11 +71,11 @@ class FinetuneSettings:
     dropout: float | None = None
     """Dropout probability of hidden states and attention; by default, as in the model's configuration."""
     class_weights: Literal["none", "balanced"] = "none"
-    """For classify and multilabel: balanced weights the loss so that rare labels count as much as frequent ones."""
+    """For classify and multilabel: none, or balanced (in the loss, rare labels count as much as frequent ones)."""
     patience: int = 0
     """Early stopping: epochs without a better dev score before training stops; the best weights are kept. 0: off."""
     calibrate: bool = False
-    """For classify and multilabel: calibrate probabilities by a temperature and a threshold fitted on the dev rows."""
+    """For classify and multilabel: fit a temperature of the probabilities and a decision threshold on the dev rows."""
     adapter: AdapterKind | None = None
     """Freeze the model and train an adapter: houlsby (two bottlenecks per layer) or lora (low-rank updates)."""
     adapter_size: int | None = None
@@ -87,36 +87,36 @@ class FinetuneSettings:
     freeze_layers: int = 0
     """Number of lowest layers to freeze together with the embeddings; 0: train the whole model."""
     layer_decay: float = 1.0
-    """Layer-wise learning-rate decay: the rate of each layer as a fraction of the rate of the layer above it."""
+    """Layer-wise learning-rate decay: the learning rate of each layer as a fraction of that of the layer above it."""
     pooling: HeadPooling | None = None
-    """For texts and choices, input of the head: cls (pooler), mean, or separate (pairs encoded apart)."""
+    """Input to the head for texts and choices: cls (pooler), mean, or separate (texts of a pair encoded separately)."""
     linear_start: bool | None = None
-    """For classify, multilabel and regress: initialize the head from a linear model; default with separate pooling."""
+    """For classify, multilabel and regress: initialize the head from a linear model (default with separate pooling)."""
     mean_teacher: float = 0.0
     """Weight of the mean-teacher loss, whose targets come from a moving average of the weights; 0: off."""
     teacher_decay: float = 0.999
     """With --mean-teacher: decay of the moving average per step."""
     augment: Augment = "none"
-    """For classify, multilabel and regress: augment by contextual (predicted) words or by edits (swap, delete, ...)."""
+    """For classify, multilabel and regress: augment with contextual (predicted) words or edits (swap, delete, ...)."""
     augment_copies: int = 1
     """With --augment: number of augmented copies per training row."""
     synonyms: str | None = None
     """With --augment edits: a file with a word and its synonyms per line; by default, words with similar embeddings."""
     baseline: bool = True
-    """Compare the scores with those of a simple model on the same rows, such as TF-IDF + logistic regression."""
+    """Compare the scores with those of a simple model, such as TF-IDF + logistic regression, on the same rows."""
     few: bool | None = None
-    """For classify, multilabel and regress: fit only a linear head on sentence vectors; by default, below 500 rows
-    both this and fine-tuning are tried."""
+    """For classify, multilabel and regress: fit only a linear head on sentence vectors; by default, with fewer than 500
+    rows, both this and fine-tuning are tried and the better model is kept."""
     contrastive: bool = False
-    """For classify, with --few: first train the vectors on pairs of rows with equal or different labels (SetFit)."""
+    """For classify with --few: first train the embeddings on pairs with the same or different labels (SetFit)."""
     precision: PrecisionName = "auto"
     """Training precision: fp32, bf16, or auto (bf16 where it is faster). Weights and dev scores are always float32."""
     checkpointing: bool = False
-    """Gradient checkpointing: recompute activations in the backward pass; about a third slower, much less memory."""
+    """Gradient checkpointing: recompute activations in the backward pass; a third slower, but uses much less memory."""
     save_every: int = 500
     """Steps between checkpoints."""
     seed: int = 0
-    """Random seed of the new head, the order of the rows and dropout."""
+    """Random seed for the new head, the order of the rows and dropout."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -129,9 +129,9 @@ class FinetuneSettings:
         ):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; at least {least} was expected")
+                raise ConfigError(f"{name} is {value}; expected at least {least}")
         if self.patience < 0:
-            raise ConfigError(f"patience is {self.patience}; a number of epochs was expected, or 0")
+            raise ConfigError(f"patience is {self.patience}; expected a number of epochs, or 0")
         check_precision(self.precision)
         if self.batch_size is not None and self.accumulate > self.batch_size:
             raise ConfigError(f"accumulate is {self.accumulate}, more than the {self.batch_size} rows of a batch")
@@ -139,7 +139,7 @@ class FinetuneSettings:
         self._check_mean_teacher()
         self._check_augmentation()
         if self.contrastive and not self.few:
-            raise ConfigError("contrastive trains the vectors of few; set few as well, or leave it out")
+            raise ConfigError("contrastive trains the vectors that few uses; set few as well, or leave out contrastive")
         # Checks the ranges of the other values, with placeholders for those that are not chosen yet.
         LoopSettings(
             steps=1,
@@ -154,11 +154,11 @@ class FinetuneSettings:
     def _check_trainable(self) -> None:
         """Refuse values out of range, and combinations in which one setting would be ignored."""
         if self.freeze_layers < 0:
-            raise ConfigError(f"freeze_layers is {self.freeze_layers}; a number of layers was expected, or 0 for none")
+            raise ConfigError(f"freeze_layers is {self.freeze_layers}; expected a number of layers, or 0 for none")
         if not 0 < self.layer_decay <= 1:
-            raise ConfigError(f"layer_decay is {self.layer_decay}; a share above 0 and up to 1 was expected")
+            raise ConfigError(f"layer_decay is {self.layer_decay}; expected a fraction above 0 and at most 1")
         if self.adapter_size is not None and self.adapter_size < 1:
-            raise ConfigError(f"adapter_size is {self.adapter_size}; at least 1 was expected")
+            raise ConfigError(f"adapter_size is {self.adapter_size}; expected at least 1")
         if self.adapter_size is not None and self.adapter is None:
             raise ConfigError(
                 f"adapter_size is {self.adapter_size}, but no adapter is trained; choose houlsby or lora as adapter"
@@ -193,9 +193,9 @@ class FinetuneSettings:
 
     def _check_mean_teacher(self) -> None:
         if not 0 <= self.mean_teacher < float("inf"):
-            raise ConfigError(f"mean_teacher is {self.mean_teacher}; a weight from 0 up was expected")
+            raise ConfigError(f"mean_teacher is {self.mean_teacher}; expected a weight of at least 0")
         if not 0 <= self.teacher_decay < 1:
-            raise ConfigError(f"teacher_decay is {self.teacher_decay}; a share from 0 up to 1 was expected")
+            raise ConfigError(f"teacher_decay is {self.teacher_decay}; expected a fraction of at least 0 and below 1")
         if self.mean_teacher and self.frozen is not None:
             raise ConfigError("mean_teacher and frozen exclude each other; a frozen model has nothing to average")
         if self.teacher_decay != FinetuneSettings.teacher_decay and not self.mean_teacher:
@@ -203,13 +203,13 @@ class FinetuneSettings:
 
     def _check_augmentation(self) -> None:
         if self.augment_copies < 1:
-            raise ConfigError(f"augment_copies is {self.augment_copies}; at least 1 was expected")
+            raise ConfigError(f"augment_copies is {self.augment_copies}; expected at least 1")
         if self.augment_copies > 1 and self.augment == "none":
             raise ConfigError(
                 f"augment_copies is {self.augment_copies}, but augment is none; choose contextual or edits as augment"
             )
         if self.synonyms is not None and self.augment != "edits":
-            raise ConfigError(f"synonyms are for edits; augment is {self.augment}")
+            raise ConfigError(f"synonyms only apply to edits, but augment is {self.augment}")
 
     def chosen(self, names: Iterable[str]) -> list[str]:
         """Return which of the given settings differ from their defaults."""
@@ -217,7 +217,7 @@ class FinetuneSettings:
 
     @property
     def trains_all(self) -> bool:
-        """Whether the model's own weights are trained, rather than an adapter or a head only."""
+        """Whether the model's own weights are trained, rather than only an adapter or a head."""
         return self.adapter is None and self.frozen is None
 
 
@@ -258,7 +258,7 @@ class SimilaritySettings:
     """Additional settings of training for similarity."""
 
     objective: SimilarityObjective | None = None
-    """For similarity: contrastive, or cosent or cosine for pairs with scores or 0/1 labels; by default, by the rows."""
+    """For similarity: contrastive; or cosent or cosine, for pairs with scores or 0/1 labels; chosen by default."""
     temperature: float = 0.05
     """For similarity: temperature of the softmax over cosines; lower values weight hard negatives more."""
     vectors: str | None = None
@@ -267,7 +267,7 @@ class SimilaritySettings:
     def __post_init__(self) -> None:
         check_types(self)
         if not self.temperature > 0:
-            raise ConfigError(f"temperature is {self.temperature}; a number above 0 was expected, such as 0.05")
+            raise ConfigError(f"temperature is {self.temperature}; expected a number above 0, such as 0.05")
         known = get_args(SimilarityObjective)
         if self.objective is not None and self.objective not in known:
             raise ConfigError(f"unknown objective {self.objective!r}{did_you_mean(self.objective, known)}")
@@ -280,7 +280,7 @@ def check_similarity_settings(task: str, similarity: SimilaritySettings) -> None
     for field in fields(similarity):
         value = getattr(similarity, field.name)
         if task.lower() != SIMILARITY.name and value != field.default:
-            raise ConfigError(f"{field.name} is {value!r}, which is for similarity; leave it out")
+            raise ConfigError(f"{field.name} is {value!r}, which only applies to similarity; leave it out")
 
 
 @dataclass(frozen=True)
@@ -307,12 +307,13 @@ class SearchSettings:
     def __post_init__(self) -> None:
         check_types(self)
         if self.seeds < 1:
-            raise ConfigError(f"seeds is {self.seeds}; at least 1 was expected")
+            raise ConfigError(f"seeds is {self.seeds}; expected at least 1")
         if self.folds == 1 or self.folds < 0:
-            raise ConfigError(f"folds is {self.folds}; at least 2 was expected")
+            raise ConfigError(f"folds is {self.folds}; expected at least 2")
         if self.folds and (self.grid or self.seeds > 1):
             raise ConfigError(
-                f"folds stand alone; a grid and seeds need a dev set: use {format_option('dev')}, or leave them out"
+                f"folds cannot be combined with a grid or seeds, which need a dev set: use {format_option('dev')}, or "
+                f"leave them out"
             )
 
     @property
@@ -357,7 +358,7 @@ class AdaptSettings:
     def __post_init__(self) -> None:
         check_types(self)
         if self.masking in ("entity", "correction"):
-            raise ConfigError(f"masking is {self.masking}; here it is token, word, ngram or span")
+            raise ConfigError(f"masking is {self.masking}; expected token, word, ngram or span")
         SearchSettings(seeds=self.seeds)
         for steps in (self.domain_steps, self.task_steps):
             self.pretraining(steps, FinetuneSettings())

@@ -199,7 +199,7 @@ def _check_settings(given: FinetuneSettings, objective: SimilarityObjective, dat
     if given.accumulate > 1 and objective != "cosine":
         raise ConfigError(
             f"accumulate is {given.accumulate}, but {objective} compares all texts of a batch with each other; "
-            f"use {format_option('checkpointing', True)} or a smaller {format_option('batch_size')} to need less memory"
+            f"use {format_option('checkpointing', True)} or a smaller {format_option('batch_size')} to save memory"
         )
     if given.patience and isinstance(data.dev, list):
         raise ConfigError(
@@ -275,7 +275,7 @@ def _read_positives(source: Source, *, rated: bool) -> SimilarityData:
     partners = dict(reversed(both))  # a text that occurs more than once keeps its first partner
     texts = list(dict.fromkeys(text for text, _ in both))
     if len(texts) < 2:
-        raise DataError(f"{source.data}: {len(texts)} different texts; at least a few hundred were expected")
+        raise DataError(f"{source.data}: {len(texts)} different texts; expected at least a few hundred")
     dev: ScoredPairs | QuestionAnswers | list[str]
     if source.dev is not None:
         dev = read_rated(source, source.dev)
@@ -329,9 +329,9 @@ def _start(
         raise ConfigError(str(error)) from error
     bert = with_heads(base.model, (), keep=False, seed=settings.seed, dropout=settings.dropout)
     if data.partners is None and not bert.config.dropout > 0:
-        raise ConfigError("dropout is 0, but both encodings of a text are then equal; use 0.1, or rows with pairs")
+        raise ConfigError("dropout is 0, so both encodings of a text would be equal; use 0.1, or rows with pairs")
     freeze_lowest(bert, settings.freeze_layers)
-    # The saved model keeps its own maximum length; that of the settings is for training only.
+    # The saved model keeps its own maximum length; that of the settings only applies to training.
     return ModelFolder(bert, base.tokenizer, None, EmbeddingSettings(pooling, normalize=True))
 
 

@@ -65,11 +65,11 @@ def choose_pooling(base: ModelFolder, data: TaskData, settings: FinetuneSettings
         if has_pairs(data) and len(data.train) <= _FEW_PAIRS:
             progress.say(
                 f"the two texts of a pair are encoded separately, and the head compares their vectors ({reason}); "
-                f"{format_option('pooling', 'mean')} reads them as one sequence"
+                f"{format_option('pooling', 'mean')} encodes them as one sequence"
             )
             return "separate"
         remedy = f"{format_option('pooling', 'cls')} for [CLS] with a pooler"
-        progress.say(f"the head reads the mean of the token states ({reason}); {remedy}")
+        progress.say(f"the head uses the mean of the token states ({reason}); {remedy}")
     if pooling == "cls" and base.model.pooler is None:
         progress.say("the model has no pooler; a new one starts at random")
     return pooling
@@ -249,7 +249,7 @@ def check_length(length: int | None, base: ModelFolder) -> None:
     if length is not None and base.model.capabilities.has_positions and length > positions:
         raise ConfigError(
             f"max_length is {length}, but the model accepts at most {positions} tokens; "
-            "use that, or give it more with cloze extend --positions"
+            "use at most that, or add positions with cloze extend --positions"
         )
 
 
@@ -264,25 +264,30 @@ def check_label_free_settings(settings: FinetuneSettings, task: str) -> None:
 def check_kind(kind: TaskKind, settings: FinetuneSettings) -> None:
     """Reject settings that this kind of task would silently ignore."""
     if settings.context and "context" not in kind.settings:
-        raise ConfigError(f"context is for tagging, whose rows are sentences of documents; this task is to {kind}")
+        raise ConfigError(
+            f"context only applies to tagging, whose rows are sentences of documents; this task is to {kind}"
+        )
     if settings.calibrate and kind.calibrate is None:
-        raise ConfigError(f"calibrate is for labels of texts; this task is to {kind}")
+        raise ConfigError(f"calibrate only applies to labels of texts; this task is to {kind}")
     if settings.pooling is not None and kind.head not in POOLED_HEADS:
-        raise ConfigError(f"pooling is for labels, numbers and choices of texts; this task is to {kind}")
+        raise ConfigError(f"pooling only applies to labels, numbers and choices of texts; this task is to {kind}")
     if settings.linear_start and "few" not in kind.settings:
-        raise ConfigError(f"linear_start is for labels and numbers of texts; this task is to {kind}")
+        raise ConfigError(f"linear_start only applies to labels and numbers of texts; this task is to {kind}")
     if settings.class_weights != "none" and "class_weights" not in kind.settings:
-        raise ConfigError(f"class_weights are for labels of texts; this task is to {kind}")
+        raise ConfigError(f"class_weights only apply to labels of texts; this task is to {kind}")
     if settings.augment != "none" and "augment" not in kind.settings:
         raise ConfigError(
-            f"augment is for labels and numbers of texts; this task is to {kind}, whose targets are places in them"
+            f"augment only applies to labels and numbers of texts; this task is to {kind}, whose targets are "
+            f"positions in the texts"
         )
     if settings.long_texts != "cut" and "long_texts" not in kind.settings:
-        raise ConfigError(f"long_texts is for labels and numbers of texts; this task is to {kind}, {kind.long_inputs}")
+        raise ConfigError(
+            f"long_texts only applies to labels and numbers of texts; this task is to {kind}, {kind.long_inputs}"
+        )
     if settings.stride != FinetuneSettings.stride and "stride" not in kind.settings:
-        raise ConfigError(f"stride is for answers in long contexts; this task is to {kind}")
+        raise ConfigError(f"stride only applies to answers in long contexts; this task is to {kind}")
     if settings.longest_answer != FinetuneSettings.longest_answer and "longest_answer" not in kind.settings:
-        raise ConfigError(f"longest_answer is for answers in texts; this task is to {kind}")
+        raise ConfigError(f"longest_answer only applies to answers in texts; this task is to {kind}")
 
 
 def check_few(kind: TaskKind, settings: FinetuneSettings) -> None:
@@ -290,9 +295,9 @@ def check_few(kind: TaskKind, settings: FinetuneSettings) -> None:
     if not settings.few:
         return
     if "few" not in kind.settings:
-        raise ConfigError(f"few is for labels and numbers of texts; this task is to {kind}; leave it out")
+        raise ConfigError(f"few only applies to labels and numbers of texts; this task is to {kind}; leave it out")
     if settings.contrastive and kind.targets != "index":
-        raise ConfigError(f"contrastive is for rows with one label each; this task is to {kind}; leave it out")
+        raise ConfigError(f"contrastive only applies to rows with one label each; this task is to {kind}; leave it out")
     if isinstance(settings, ResolvedSettings):
         return  # every value is set here; the given ones were checked before
     ignored = settings.chosen((*TRAINABLE_SETTINGS, *AUGMENTATION_SETTINGS))

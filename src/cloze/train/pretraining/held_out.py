@@ -125,7 +125,7 @@ def open_held_out(
     main, longest = measured_phases(settings)
     objectives = list(settings.objectives())
     open_one = partial(_open, corpus, tokenizer, settings, tables, group)
-    # Not copy pairs if there is another objective: their masked words are much easier than those of other text.
+    # Copy pairs come last, because their masked words are much easier than those of other text.
     order: tuple[Objective, ...] = ("none", "nsp", "sop", "relation", "copy")
     first = next(name for name in order if name in objectives)
     short = open_one(main, first, NAME)
@@ -137,7 +137,7 @@ def open_held_out(
         opened.append(open_one(longest, first, LONG_NAME))
         if opened[-1] is None:
             progress.say(f"{lacking} for sequences of {longest.max_length} tokens; {remedy}")
-    # Also how well each kind of pairs is told apart; relations train the next-sentence head, too.
+    # Also measure how well the model distinguishes each kind of pairs; relations also train the next-sentence head.
     trained = {*objectives, "nsp"} if "relation" in objectives else set(objectives)
     for name in order[1:4]:
         if name in trained and name != first:
@@ -147,7 +147,7 @@ def open_held_out(
 
 
 def measured_phases(settings: PretrainSettings) -> tuple[Phase, Phase]:
-    """Return the phase whose sequence length is measured throughout, the longest in time, and that of the longest."""
+    """Return the phase that lasts longest, which is measured throughout, and the one with the longest sequences."""
     phases = settings.length_phases()
     main = max(phases, key=lambda phase: phase.share) if settings.phases else phases[0]
     return main, max(phases, key=lambda phase: phase.max_length)
@@ -267,7 +267,7 @@ def _report_unknown(
         sample = list(islice(read_paragraphs(files, reading.text, skip_bad_rows=True), _SAMPLED_PARAGRAPHS))
         note = unknown_note(tokenizer, sample)
         if note is not None:
-            progress.say(f"of the first {len(sample):,} paragraphs, {note}")
+            progress.say(f"in the first {len(sample):,} paragraphs, {note}")
 
 
 def _batches(corpus: Corpus, tokenizer: Tokenizer, settings: MlmEvaluationSettings) -> PretrainingBatches:

@@ -1,4 +1,4 @@
-"""What the steps of pre-training read: phases of growing sequence length, and objectives that take turns.
+"""The batches of pre-training: phases of growing sequence length, and objectives that take turns.
 
 Appendix A.2 of the paper has two phases: 90 % of the steps at 128 tokens, 10 % at 512.
 
@@ -59,7 +59,7 @@ class MixedBatches:
     def check(self) -> None:
         """Raise an error if there is too little text for a batch of each objective."""
         for batches in self.batches.values():
-            copy(batches).at(0)  # on a copy, so that its plan of an epoch is not kept in memory until it is needed
+            copy(batches).at(0)  # checked on a copy, so that no epoch plan is held in memory before it is needed
 
 
 def _spread(shares: Sequence[float]) -> list[int]:
@@ -102,7 +102,7 @@ class LengthSchedule:
 
     def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> PretrainingBatch:
         """Return a part of the batch of a step; steps and parts are counted from 0."""
-        # Shares of decimal fractions do not add up exactly.
+        # Shares given as decimal fractions do not add up exactly in floating point.
         return self._batches[bisect_right(self._starts, progress + 1e-9) - 1].at(step, part, parts)
 
 

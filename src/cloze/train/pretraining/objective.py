@@ -1,4 +1,4 @@
-"""The pre-training loss: masked language modelling plus, by setting, a sentence objective and SpanBERT's SBO.
+"""The pre-training loss: masked language modelling, optionally with a sentence objective and SpanBERT's SBO.
 
 Sentence objectives are next-sentence prediction (appendix A.2 of the paper), sentence order (ALBERT) and the three-way
 relation of two segments. In a mixture, every batch has one of them or none, and trains the heads it has labels for.

@@ -205,8 +205,8 @@ def _report_shortage(peak: int, device: torch.device, progress: Progress) -> Non
     available = available_memory()
     if device.type == "cpu" and available is not None and peak > available.size + resident_memory():
         progress.say(
-            f"the run needs {format_bytes(peak)}, but {format_bytes(available.size)} are available here "
-            f"({available.limit}); --accumulate, --checkpointing or a smaller --batch-size need less"
+            f"the run needs {format_bytes(peak)}, but {format_bytes(available.size)} is available here "
+            f"({available.limit}); reduce it with --accumulate, --checkpointing or a smaller --batch-size"
         )
 
 
@@ -232,7 +232,7 @@ def recorded_runs(path: Path = RECORDED) -> list[dict[str, Any]]:
     try:
         runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"]
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); install cloze again") from error
+        raise DataError(f"{path}: cannot be read ({error}); reinstall cloze") from error
     return runs
 
 

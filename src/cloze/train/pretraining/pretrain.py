@@ -71,7 +71,7 @@ def pretrain(
 
     Raises:
         ConfigError: If settings do not fit the model or the memory, or differ from those of the run to resume.
-        DataError: If the corpus is damaged, or was prepared with another vocabulary than the model's.
+        DataError: If the corpus is damaged, or was prepared with a vocabulary other than the model's.
         ClozeError: If the run is open in another process or a file cannot be written.
 
     Example:
@@ -167,7 +167,7 @@ def start_model(
     if settings.longest > bert.config.positions:
         raise ConfigError(
             f"max_length is {settings.longest}, but the model accepts at most {bert.config.positions} tokens; "
-            "lengthen it with 'cloze extend --positions'"
+            "extend it with 'cloze extend --positions'"
         )
     if model is not None and check is not None:
         check(bert.config, heads, settings)
@@ -193,7 +193,8 @@ def _refuse_shape(model: Path, config: BertConfig, settings: PretrainSettings) -
     other_width = settings.embedding_size not in (None, config.embedding_size)
     if other_width or (settings.shared_layers and not config.shared_layers):
         raise ConfigError(
-            f"--model {model} already has its shape; shared_layers and embedding_size are for new models: omit them"
+            f"--model {model} already has its shape; shared_layers and embedding_size only apply to new models: omit "
+            f"them"
         )
 
 

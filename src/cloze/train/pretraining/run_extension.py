@@ -2,8 +2,8 @@
 
 A finished or interrupted run with the schedule ``wsd`` keeps its newest checkpoint from before the decay. A new run
 starts there, with the optimizer's moments and the step count, stays at the peak learning rate until its own decay
-begins, and leaves the old run as it is. So a model with a full decay can be taken at any point of a long training, and
-a training can be made longer without a second warm-up.
+begins, and leaves the old run unchanged. A long training can therefore produce a fully decayed model at any point, and
+a training can be prolonged without a second warm-up.
 """
 
 from collections.abc import Mapping
@@ -18,21 +18,23 @@ from cloze.train.optimization import Schedule
 from cloze.train.run import METRICS, SETTINGS, Run
 from cloze.train.settings import PretrainSettings
 
-# What an extension keeps of the run: the rest, such as corpus, lengths and objectives with the same heads, may change.
+# Settings that an extension must keep. Others, such as corpus, lengths and objectives with the same heads, may change.
 _KEPT = ("preset", "model", "learning_rate", "schedule", "embedding_size", "shared_layers", "boundary")
 
 
 def check_extension(base: Path, out: Path, recorded: Mapping[str, Any]) -> None:
-    """Refuse to extend what is not a run, or one that differs in what cannot change on the way.
+    """Refuse to extend a folder that is not a run, or a run whose fixed settings differ.
 
     Raises:
-        ConfigError: With the setting that differs.
+        ConfigError: If it cannot be extended; the message names the setting that differs.
     """
     if (out / RUN_MODEL).is_dir() or StateStore(out / "checkpoints").newest() is not None:
-        return  # the extension has its own checkpoints, and no longer needs the run
+        return  # the extension has its own checkpoints and no longer needs the extended run
     path = base / SETTINGS
     if not path.is_file():
-        raise ConfigError(f"{base}: is no run of cloze pretrain; {format_option('extend')} takes the folder of one")
+        raise ConfigError(
+            f"{base}: is not a run of cloze pretrain; {format_option('extend')} takes the folder of such a run"
+        )
     before = read_json(path, ConfigError, OUR_JSON_LIMIT)
     if before.get("schedule") != "wsd":
         raise ConfigError(
@@ -43,7 +45,8 @@ def check_extension(base: Path, out: Path, recorded: Mapping[str, Any]) -> None:
     for name in _KEPT:
         if before.get(name) != recorded.get(name):
             raise ConfigError(
-                f"{base}: has {name} {before.get(name)!r}, and this run {recorded.get(name)!r}; an extension keeps it"
+                f"{base}: has {name} {before.get(name)!r}, but this run has {recorded.get(name)!r}; an extension must "
+                f"keep it"
             )
 
 
@@ -64,7 +67,8 @@ def start_of_extension(base: Path, run: Run, settings: PretrainSettings, group: 
     if not schedule.is_stable(state.step, seconds):
         raise ConfigError(
             f"{base}: its stable checkpoint is at step {state.step:,}, after {seconds / 3600:.2f} hours, where the "
-            f"decay of this run has begun; use more {format_option('steps')} or {format_option('hours')}, counted from "
+            f"decay of this run has already begun; use more {format_option('steps')} or {format_option('hours')}, "
+            f"counted from "
             "the start of that run"
         )
     if group.is_main:

@@ -156,7 +156,7 @@ class NativeLayers:
     def __call__(
         self, hidden: Tensor, lengths: Sequence[tuple[int, int]], needed: Tensor | None, keep_states: bool
     ) -> list[Tensor]:
-        """Return the last state, (N, H), or (M, H) for ``needed``; with ``keep_states``, all states before it.
+        """Return the last state, (N, H), or (M, H) for ``needed``; with ``keep_states``, after the earlier ones.
 
         ``lengths`` has the (count, length) of each run of sequences in the packed row.
         """
@@ -181,7 +181,7 @@ def _checked(needed: Tensor, count: int) -> Tensor:
     """Return the needed positions in the form that the kernel expects, after checking them: it has no bounds checks."""
     needed = needed.to(torch.int64).contiguous()
     if len(needed) > count or (len(needed) > 0 and (int(needed.min()) < 0 or int(needed.max()) >= count)):
-        raise ValueError(f"needed has {len(needed)} positions; unique positions below {count} were expected")
+        raise ValueError(f"needed has {len(needed)} positions; expected unique positions below {count}")
     return needed
 
 
