@@ -218,7 +218,7 @@ def test_resumed_run_is_bit_identical(text: Path, teacher: Path, changes: dict[s
     ]
     listener = Listener()
     distill_text([text], teacher, tmp_path / "run", settings=settings, progress=listener)
-    assert f"{run}: finished already; use fresh=True (--fresh) to start over" in listener.said
+    assert f"{run}: already finished; use fresh=True (--fresh) to start over" in listener.said
     with pytest.raises(ConfigError, match=r"learning_rate was 0\.002 and is now 0\.01"):
         distill_text([text], teacher, tmp_path / "run", settings=replace(settings, learning_rate=0.01))
 
@@ -500,7 +500,7 @@ def test_default_objective_and_missing_pooling(text: Path, base: Path, tmp_path:
 
 def test_shapes_are_checked_before_the_run_starts(text: Path, teacher: Path, tmp_path: Path) -> None:
     settings = replace(QUICK, objective="relations", hidden_size=16, layers=2, relation_heads=5)
-    with pytest.raises(ConfigError, match="relation_heads is 5; a divisor of both hidden sizes, 16 and 32"):
+    with pytest.raises(ConfigError, match="relation_heads is 5; expected a divisor of both hidden sizes, 16 and 32"):
         distill_text([text], teacher, tmp_path / "run", settings=settings)
     with pytest.raises(ConfigError, match="teacher_layer is 9, but the teacher has 4 layers"):
         distill_text([text], teacher, tmp_path / "run", settings=replace(QUICK, objective="relations", teacher_layer=9))
@@ -510,7 +510,7 @@ def test_shapes_are_checked_before_the_run_starts(text: Path, teacher: Path, tmp
 def test_too_little_text(teacher: Path, tmp_path: Path) -> None:
     path = tmp_path / "short.txt"
     path.write_text("One sentence. Another one.\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"short\.txt: 2 different texts; at least 50 were expected"):
+    with pytest.raises(DataError, match=r"short\.txt: 2 different texts; expected at least 50"):
         distill_text([path], teacher, tmp_path / "run", settings=QUICK)
     with pytest.raises(DataError, match=r"missing\.txt: no such file or folder"):
         distill_text([tmp_path / "missing.txt"], teacher, tmp_path / "run", settings=QUICK)
@@ -532,9 +532,9 @@ def test_lengths_that_a_model_cannot_read(text: Path, teacher: Path, tmp_path: P
         ({"objective": "hidden", "relation_heads": 4}, "relation_heads is 4, which is for the objective relations"),
         ({"student": "x", "preset": "mini"}, "student and preset exclude each other"),
         ({"steps": 3, "epochs": 3}, "epochs and steps exclude each other"),
-        ({"held_out": 0.0}, "held_out is 0.0; a fraction above 0 and up to 0.5"),
-        ({"layers": 0}, "layers is 0; at least 1"),
-        ({"max_length": 2}, "max_length is 2; at least 3"),
+        ({"held_out": 0.0}, "held_out is 0.0; expected a fraction above 0, up to 0.5"),
+        ({"layers": 0}, "layers is 0; expected at least 1"),
+        ({"max_length": 2}, "max_length is 2; expected at least 3"),
         ({"learning_rate": 2.0}, "learning_rate is 2.0"),
     ],
 )

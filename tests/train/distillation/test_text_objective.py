@@ -178,7 +178,7 @@ def test_layer_and_heads_of_the_relations() -> None:
     wide, narrow = replace(TEACHER, hidden_size=768), replace(TEACHER, hidden_size=384)
     assert relation_heads(narrow, wide, None) == 48
     assert relation_heads(STUDENT, TEACHER, None) == 8
-    with pytest.raises(ConfigError, match="relation_heads is 3; a divisor of both hidden sizes, 16 and 24"):
+    with pytest.raises(ConfigError, match="relation_heads is 3; expected a divisor of both hidden sizes, 16 and 24"):
         relation_heads(STUDENT, TEACHER, 3)
 
 

@@ -229,8 +229,8 @@ def _write(sources: TextSources, folder: Path, progress: Progress) -> None:
                 progress.advance("encoding texts", len(seen), None)
     if len(seen) < FEWEST:
         raise DataError(
-            f"{', '.join(path.name for path in sources.paths)}: {len(seen)} different texts; at least {FEWEST} were "
-            "expected, and some hundred thousand are needed for a good student"
+            f"{', '.join(path.name for path in sources.paths)}: {len(seen)} different texts; expected at least {FEWEST}, "
+            "and some hundred thousand for a good student"
         )
     for name, places in zip(names, ends, strict=True):
         (folder / f"{name}-ends.bin").write_bytes(np.array(places[1:], np.int64).tobytes())

@@ -208,14 +208,14 @@ class TextDistillSettings:
         for name in ("layers", "hidden_size", "teacher_layer", "relation_heads"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; at least 1 was expected")
+                raise ConfigError(f"{name} is {value}; expected at least 1")
         ends = [name for name in ("epochs", "steps", "hours") if getattr(self, name) is not None]
         if len(ends) > 1:
             raise ConfigError(f"{' and '.join(ends)} exclude each other; each defines the end of training: choose one")
         if not 0 < self.held_out <= 0.5:
-            raise ConfigError(f"held_out is {self.held_out}; a fraction above 0 and up to 0.5 was expected")
+            raise ConfigError(f"held_out is {self.held_out}; expected a fraction above 0, up to 0.5")
         if self.evaluate_every < 1:
-            raise ConfigError(f"evaluate_every is {self.evaluate_every}; at least 1 was expected")
+            raise ConfigError(f"evaluate_every is {self.evaluate_every}; expected at least 1")
         self.text_training().loop(1)
 
     def _check_objective(self) -> None:

@@ -241,7 +241,7 @@ def _with_width(shape: BertConfig, width: int) -> BertConfig:
     """Return a configuration of another width, with heads of the same size if the width is a multiple of it."""
     size = shape.head_size if width % shape.head_size == 0 else 64
     if width % size:
-        raise ConfigError(f"hidden_size is {width}; a multiple of the head size, {shape.head_size} or 64, was expected")
+        raise ConfigError(f"hidden_size is {width}; expected a multiple of the head size, {shape.head_size} or 64")
     inner = round(shape.feedforward_size / shape.hidden_size * width)
     deviation = preset("mini").initial_deviation * (preset("mini").hidden_size / width) ** 0.5
     return replace(shape, hidden_size=width, heads=width // size, feedforward_size=inner, initial_deviation=deviation)

@@ -192,8 +192,8 @@ def relation_heads(student: BertConfig, teacher: BertConfig, given: int | None) 
         return max(heads for heads in range(1, _MOST_RELATION_HEADS + 1) if common % heads == 0)
     if common % given:
         raise ConfigError(
-            f"relation_heads is {given}; a divisor of both hidden sizes, {student.hidden_size} and "
-            f"{teacher.hidden_size}, was expected"
+            f"relation_heads is {given}; expected a divisor of both hidden sizes, {student.hidden_size} and "
+            f"{teacher.hidden_size}"
         )
     return given
 
