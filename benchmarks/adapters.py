@@ -4,7 +4,7 @@
 
 The first table: `finetune` trains three adapters on all-MiniLM-L6-v2 (MRPC, SST-2 and STS-B, the first rows of each,
 one epoch). A single model, loaded once, then predicts their dev rows one by one and switches the adapter before every
-prediction. Each output is compared with that of the same adapter loaded alone. The second table lists the kinds of
+prediction. Each output is compared with that adapter's output when loaded alone. The second table lists the kinds of
 adapters on a random model of BERT-base's shape (or on --model): the share of parameters that each trains, its size on
 disk, and its switching time.
 """
@@ -97,7 +97,7 @@ def timed_use(model: Model, name: str | None) -> float:
 
 
 def answer_in_turns(tasks: Sequence[Trained]) -> None:
-    """Predict all rows with one model, compare the outputs with those of each adapter alone, and print a table."""
+    """Predict all rows with one model, compare the outputs with each adapter alone, and print a table."""
     started = time.perf_counter()
     model = cloze.load(minilm(), device="cpu")
     loading = time.perf_counter() - started

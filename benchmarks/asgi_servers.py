@@ -90,7 +90,7 @@ def serving(command: Sequence[str], folder: str, port: int) -> Iterator[subproce
 
 
 async def press(port: int, seconds: float, connections: int = 16) -> list[float]:
-    """Send requests over several connections; return the latency of each in seconds."""
+    """Send requests over several connections; return the latency of each request in seconds."""
     taken: list[float] = []
     end = time.monotonic() + seconds
 

@@ -169,7 +169,7 @@ def _commonest_tags(data: TaskData) -> Predictions:
 
 
 def run_trainer(job: Job) -> Answer:
-    """Train with transformers' Trainer: its defaults, and rows of at most 128 tokens."""
+    """Train with transformers' Trainer and its default settings, truncating rows to 128 tokens."""
     import transformers
 
     start, data, tags = time.perf_counter(), job.data, job.data.kind.name == "tag"

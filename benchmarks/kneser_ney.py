@@ -30,7 +30,8 @@ class KneserNey:
     def __init__(self, tokens: Ints, vocabulary: int, order: int = 5) -> None:
         self.vocabulary, self.order = vocabulary, order
         ranks = tokens.astype(np.int64)  # rank of the n-gram that starts at each position
-        uniques: list[tuple[Ints, Ints, Ints, Ints]] = []  # keys, counts, a position of each, ranks by position
+        # Distinct keys, their counts, one position where each key occurs, and for every position the index of its key.
+        uniques: list[tuple[Ints, Ints, Ints, Ints]] = []
         keys, first, counts = np.unique(ranks, return_index=True, return_counts=True)
         # All tokens are included as unigrams, seen or not, so that a token's rank equals its id.
         uniques.append((np.arange(vocabulary), np.bincount(ranks, minlength=vocabulary), np.zeros(0, np.int64), ranks))

@@ -2,7 +2,7 @@
 
     python benchmarks/ladder.py [--data ../shared/data] [--rounds 7]
 
-The text is the biomedical corpus; the vocabulary is that of the MiniLM weights. The added words are the 10,000
+The text is the biomedical corpus; the vocabulary comes from the MiniLM weights. The added words are the 10,000
 best-ranked candidates from this text and the NSF abstracts. The entities are pairs of words with at least one that the
 vocabulary lacks: the 50,000 most frequent pairs of the NSF abstracts (some occur in the text) or of the text itself
 (all occur). The peer is `transformers` with the same words as added tokens. All variants alternate in one run; ratios

@@ -3,9 +3,9 @@
     python benchmarks/new_words.py [--data ../shared/data] [--words 2000] [--steps 300] [--seeds 3]
 
 The first table gives the coverage of MiniLM's vocabulary before and after adding the best candidate words of the text.
-Then MiniLM, which ships without a masked-word head, is trained further with a new head on the extended vocabulary.
+Then MiniLM, which ships without a masked-LM head, is trained further with a new head on the extended vocabulary.
 Vectors of added words are initialized with the mean of their pieces or at random. Data order, masks and the initial
-head are the same for both. The second table gives the held-out masked-word loss during training, over all masked tokens
+head are the same for both. The second table gives the held-out masked-LM loss during training, over all masked tokens
 and over those whose answer is an added word. Results are stored in --out as they are measured, and finished runs are
 not repeated.
 """
@@ -153,7 +153,7 @@ def _print_losses(out: Path, seeds: int) -> None:
         start: [json.loads((out / f"{start}-{seed}.json").read_text(encoding="utf-8")) for seed in range(seeds)]
         for start in STARTS
     }
-    print(f"\nheld-out masked-word loss, mean and standard deviation over {seeds} seeds")
+    print(f"\nheld-out masked-LM loss, mean and standard deviation over {seeds} seeds")
     print(f"{'step':>5}{'pieces':>16}{'random':>16}{'added: pieces':>18}{'added: random':>18}")
     for step in records["pieces"][0]:
         cells = [_cell([record[step][part] for record in records[start]]) for part in (0, 1) for start in STARTS]

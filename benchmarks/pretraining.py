@@ -204,7 +204,7 @@ def _print(
         print(f"  {who:<7} {usual:7,.0f} tokens/s (median), {best:7,.0f} (best), {best * work / peak:.0%} of the peak")
     ratio = median(their / our for our, their in zip(times["ours"], times["theirs"], strict=True))
     print(f"  ratio   {ratio:.2f} (median of pairs), {min(times['theirs']) / min(times['ours']):.2f} (best)")
-    print(f"  creating a batch takes {median(times['batch']) / median(times['ours']):.2%} of our step")
+    print(f"  creating a batch takes {median(times['batch']) / median(times['ours']):.2%} of our step time")
     count = len(losses["ours"])
     for part in range(4):
         some = slice(part * count // 4, (part + 1) * count // 4)

@@ -1,4 +1,4 @@
-"""Search the initialization of a narrow model: held-out masked-word loss by standard deviation and sequence length.
+"""Search the initialization of a narrow model: held-out masked-LM loss by standard deviation and sequence length.
 
     python benchmarks/small_start.py [--steps 1500] [--seeds 1]
 
@@ -77,7 +77,7 @@ def main() -> None:
         vocab, data = Path(folder) / "vocab", Path(folder) / "data"
         train_vocabulary([DATA / "books.txt.xz"], vocab, settings=VocabularySettings(size=6000))
         prepare([DATA / "books.txt.xz"], vocab, data, settings=PrepareSettings(held_out=0.03))
-        print("length  deviation  seed  held-out masked-word loss during training")
+        print("length  deviation  seed  held-out masked-LM loss during training")
         for length in (32, 128):
             for name, deviation in (("paper", 0.02), ("preset", None)):
                 for seed in range(arguments.seeds):

@@ -2,7 +2,7 @@
 
     python benchmarks/softmax.py [--threads N] [--rounds 30]
 
-The scores are those of eight sequences with MiniLM's twelve heads, for several numbers of tokens. The encoder uses
+The scores have the shape of eight sequences with MiniLM's twelve heads, for several numbers of tokens. The encoder uses
 float32 if this number is not a multiple of 32. Prints the median milliseconds over alternating rounds.
 """
 

@@ -177,7 +177,7 @@ def main() -> None:
 
 
 def measure(task: str, source: Source, arguments: argparse.Namespace) -> None:
-    """Print the scores of a task over all seeds, and those of each run by the second implementation."""
+    """Print the scores of a task over all seeds, and each run's scores by the second implementation."""
     assert source.dev is not None
     names = [f"{task} {arguments.articles} {arguments.epochs} {seed}" for seed in range(arguments.seeds)]
     places = [arguments.out / name.replace(" ", "-") for name in names]

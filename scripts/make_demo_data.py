@@ -136,7 +136,9 @@ def read_books(folder: Path) -> Books:
         begin += count
         # The sizes in the index include the blank lines between chapters, two bytes each.
         if abs(sum(len(chapter.encode()) for chapter in chapters) + 2 * count - size) > 2:
-            raise SystemExit(f"{name}: {size} bytes in the index, another size in the text; check the order of books")
+            raise SystemExit(
+                f"{name}: {size} bytes in the index, but a different size in the text; check the order of the books"
+            )
         author, title = name.removesuffix(".md").split("/")
         books[author, title] = [clean(chapter) for chapter in chapters]
     return books

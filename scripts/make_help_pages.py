@@ -7,8 +7,11 @@ Run it after changing the flags of a command, their help texts, or the settings 
 
 import json
 from io import StringIO
+from typing import Any
 
+from cyclopts.help import DefaultFormatter, InlineText
 from rich.console import Console
+from rich.text import Text
 
 from cloze.cli import COMMANDS, HELP_PAGES, build
 from cloze.cli.task_help import INDEX, describe_tasks
@@ -16,10 +19,22 @@ from cloze.cli.task_help import INDEX, describe_tasks
 WIDTH = 80
 
 
+class _JoiningFormatter(DefaultFormatter):
+    """Joins the lines of each description, since a docstring may wrap them at another width."""
+
+    def __call__(self, console: Any, options: Any, panel: Any) -> None:
+        for entry in panel.entries:
+            description = entry.description
+            if isinstance(description, InlineText) and isinstance(description.primary_renderable, Text):
+                description.primary_renderable.plain = " ".join(description.primary_renderable.plain.split())
+        super().__call__(console, options, panel)
+
+
 def page(command: str) -> str:
     """Render the page of a command."""
-    text = StringIO()
-    build(command).help_print([], console=Console(file=text, width=WIDTH, color_system=None))
+    text, app = StringIO(), build(command)
+    app.help_formatter = _JoiningFormatter()
+    app.help_print([], console=Console(file=text, width=WIDTH, color_system=None))
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().split("\n")) + "\n"
 
 

@@ -20,7 +20,7 @@ RECORDED = Path(__file__).parents[1] / "src/cloze/train/pretraining/recorded_run
 
 
 def points(run: Path) -> list[tuple[int, float]]:
-    """Return (tokens seen, held-out masked-word loss) for each evaluation."""
+    """Return (tokens seen, held-out masked-LM loss) for each evaluation."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     seen = {row["step"]: row["tokens_seen"] for row in rows if "tokens_seen" in row}
     return [(seen[row["step"]], round(row["held_out_mlm_loss"], 3)) for row in rows if "held_out_mlm_loss" in row]

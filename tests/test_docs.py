@@ -74,7 +74,7 @@ def run(path: Path, text: str, folder: Path, chdir: Callable[[Path], None]) -> N
     chdir(folder)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(text, "python"):
-        # Newlines are prepended, so that line numbers in a traceback are those of the document.
+        # Newlines are prepended, so that line numbers in a traceback match the document.
         exec(compile("\n" * (block.line - 1) + block.text, str(path), "exec"), namespace)
 
 

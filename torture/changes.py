@@ -129,7 +129,7 @@ class _ChangeTrials:
         return [str(out) if word == "OUT" else word for word in words]
 
     def _change(self, training: str, path: Path, killed: Path, *, is_own: bool) -> None:
-        """Change one file, in a copy of the run if it belongs to the run, and check the result of the command."""
+        """Change one file (in a copy of the run if it belongs to the run), run the command and check its result."""
         out = self._scratch / "resumed" / killed.name
         shutil.rmtree(out.parent, ignore_errors=True)
         shutil.copytree(killed, out)

@@ -7,6 +7,7 @@ intervention by the system's out-of-memory killer.
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Ended:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with how the command ended; None for a result or a clear error message."""
+        """Return a description of the failure, or None if the command gave a result or a clear error message."""
         last = (self.err.strip().splitlines() or ["nothing"])[-1]
         if "Traceback" in self.err or self.code not in (0, 2):
             return f"exit code {self.code}: {last[:200]}"
@@ -98,10 +99,7 @@ def prepare_commands(folder: Path) -> dict[str, list[str]]:
 
 def make_huge(folder: Path, model: Path) -> str:
     """Create a folder whose weights claim 3 GB in a sparse file, and return its name."""
-    folder.mkdir()
-    for path in model.iterdir():
-        if path.is_file() and path.name != "model.safetensors":
-            (folder / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("model.safetensors"))
     size = 3 * 2**30
     header = json.dumps({"w": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
     with (folder / "model.safetensors").open("wb") as file:

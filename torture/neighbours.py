@@ -123,7 +123,7 @@ class _OutputTrials:
             self.failures.append(f"{name} onto {kind}: exit code {code}, or it has changed")
 
     def _owned(self, name: str) -> None:
-        """As the superuser, overwrite another user's file; the owner must not change."""
+        """Overwrite another user's file as the superuser; the owner must not change."""
         out = self._out(name)
         if self._write(name, out, f"{name} onto its own output") != 0:
             return

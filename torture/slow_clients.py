@@ -71,7 +71,7 @@ async def _try(service: Process, settings: SlowSettings, before: int, progress: 
 
 @dataclass
 class Seen:
-    """What normal clients observe meanwhile: statuses and latencies of /health, and statuses of model requests."""
+    """Responses to normal clients meanwhile: statuses and latencies of /health, and statuses of model requests."""
 
     health: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)

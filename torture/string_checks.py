@@ -85,7 +85,8 @@ def check_texts(
 ) -> Findings:
     """Check texts, each also truncated to ``length`` tokens and paired with the next one.
 
-    ``beyond_reading``: these texts exceed the tokenizer's limits, so the original's ids are not expected.
+    ``beyond_reading``: these texts exceed the tokenizer's limits, so the ids need not match those of the
+    original tokenizer.
     """
     findings = Findings()
     try:

@@ -86,7 +86,7 @@ class AvailableMemory:
 
 
 # Virtual memory that PyTorch and other libraries map on Linux: 0.74 GB for prediction and up to 1.2 GB for training,
-# which also loads SciPy, scikit-learn and matplotlib.
+# which also loads SciPy, scikit-learn and matplotlib. The constants include a margin.
 LIBRARIES, TRAINING_LIBRARIES = 900 * 2**20, 1300 * 2**20
 # Safety factor for estimates: the allocator rounds up, and freed blocks may not fit later allocations.
 _MARGIN = 1.1

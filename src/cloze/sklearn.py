@@ -64,7 +64,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             batch_size: Rows per optimizer step; chosen by the number of rows if None.
             learning_rate: Peak learning rate; chosen by the size of the model if None.
             max_length: Maximum sequence length in tokens; chosen by the texts if None.
-            pooling: Input of the head: ``cls``, ``mean`` or ``separate``; by default, that of the model.
+            pooling: Input of the head: ``cls``, ``mean`` or ``separate``; by default, the model's.
             few: True fits only a linear head on sentence vectors, which takes seconds. None compares this with
                 fine-tuning below 500 rows in every ``fit``, which makes cross-validation slower.
             random_state: Random seed.
@@ -337,7 +337,7 @@ def _read_texts(data: Any) -> list[str]:
 
 
 def _read_targets(y: Iterable[Any], rows: int) -> NDArray[Any]:
-    """Return the targets as an array; refuse missing targets, and numbers that differ from that of the texts."""
+    """Return the targets as an array; refuse missing targets, or more or fewer targets than texts."""
     values = np.asarray(y)
     if values.ndim == 2 and values.shape[1] == 1:
         values = column_or_1d(values, warn=True)

@@ -184,7 +184,9 @@ def test_other_base_is_refused(tmp_path: Path) -> None:
     save_folder(contents, base)
     with pytest.raises(CheckpointError, match=f"its base, .*base, has other weights now; .* SHA-256 {sha256}"):
         load_any(tmp_path / "adapter")
-    with pytest.raises(CheckpointError, match=f"have the SHA-256 {sha256}, but those of .*base have .*; give the base"):
+    with pytest.raises(
+        CheckpointError, match=f"have the SHA-256 {sha256}, but the weights of .*base have .*; give the base"
+    ):
         load_any(tmp_path / "adapter", base)
     with pytest.raises(CheckpointError, match="nowhere: no such folder"):
         load_any(tmp_path / "adapter", tmp_path / "nowhere")

@@ -100,7 +100,7 @@ def test_flags_apply_to_files(run: Cloze, answerer: Path, tmp_path: Path) -> Non
 def test_answer_length_is_rejected_for_other_tasks(run: Cloze, answerer: Path, task: str) -> None:
     report = run("evaluate", task, "a.csv", "--model", answerer, "--longest-answer", 50)
     assert (
-        report.complaint == f"--longest-answer is 50, which only applies to answers in texts; leave it out for {task}"
+        report.complaint == f"--longest-answer is 50, which applies only to question answering; leave it out for {task}"
     )
 
 

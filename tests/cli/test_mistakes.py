@@ -117,7 +117,7 @@ TYPED = {
     "answer who door --model {tuned} --output a.txt": "--output a.txt: expected .jsonl, .csv or .tsv",
     "choose door a b --model {tuned} --output a.txt": "--output a.txt: expected .jsonl, .csv or .tsv",
     "tag door --model {tuned} --output a.txt": "--output a.txt: expected .jsonl, .csv, .tsv or .conll",
-    "evaluate regress {rows} --model {tuned}": "needs a model fine-tuned to regress; this one does classify",
+    "evaluate regress {rows} --model {tuned}": "needs a model fine-tuned to regress; this one is fine-tuned",
     "fill [MASK] --model {folder}/none": "none: no such folder",
     "fill [MASK] --model {pretrained} --threads 0": "threads is 0; expected at least 1",
     "fill door --model {pretrained}": "no [MASK] in 'door'",

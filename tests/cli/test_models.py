@@ -142,7 +142,7 @@ def test_models_are_listed_with_their_purpose(run: Cloze, tmp_path: Path, monkey
     ] + 5 * ["downloaded"]
     assert "sentence vectors and search" in rows["cloze-mini"]["not_for"]
     assert rows["owner/vectors"]["good_for"].startswith("sentence vectors and search")
-    assert rows["owner/labels"]["good_for"] == "labels or numbers of texts, as it was trained"
+    assert rows["owner/labels"]["good_for"] == "classification or regression, as trained"
     assert rows["owner/bare"]["good_for"] == "a start for fine-tuning"
     assert rows["owner/other"]["not_for"] == "cloze: its model_type is 'gpt2', not bert"
     assert rows["owner/broken"]["not_for"] == "config.json cannot be read"

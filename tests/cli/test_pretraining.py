@@ -21,7 +21,7 @@ def test_plan_prints_the_cost_of_a_run(run: Cloze, way: Way) -> None:
         report[f"{name}_bytes"] for name in ("weight", "gradient", "optimizer", "activation")
     )
     table = run(*words).out.splitlines()
-    names = ["plan", "parameters", "memory", "per step", "whole run", "text", "held-out masked-word loss"]
+    names = ["plan", "parameters", "memory", "per step", "whole run", "text", "held-out masked-LM loss"]
     assert [line.split("\t")[0] for line in table] == names
     assert table[1].split("\t")[1] == f"{report['parameters']:,}"
     assert (report["expected_bound"], report["expected_mlm_loss"] > 6) == ("lower", True)

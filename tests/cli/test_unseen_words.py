@@ -86,7 +86,7 @@ def test_coverage_as_a_table(run: Cloze, way: Way, text: Path) -> None:
     ]
     assert lines[7] == "5\tunknown\t16\t33.33%"
     assert lines[8].startswith("48 words, ")
-    assert lines[8].endswith("pieces per word, 33.333% with an [UNK]")
+    assert lines[8].endswith("pieces per word, 33.333% of words with an [UNK]")
     assert lines[9] == "most frequent words that become [UNK]: ☃ (8), ﬁve (8)"
     table = lines.index("word\tcount\tpieces\tsaves")
     assert [line.split("\t")[1] for line in lines[table + 1 : table + 3]] == ["8", "8"]

@@ -148,7 +148,7 @@ def test_counts_are_drawn_by_their_shares() -> None:
     assert len(counts) == 11
     for count, share in zip(counts[1:].tolist(), settings.run_shares, strict=True):
         assert abs(count - 200_000 * share) < 4 * sqrt(200_000 * share)
-    # Each length is 0.8 times as likely as the previous one, and the mean equals that of the paper.
+    # Each length is 0.8 times as likely as the previous one, and the mean equals the paper's.
     assert settings.run_shares[4] == pytest.approx(0.8 * settings.run_shares[3])
     assert (np.arange(1, 11) * settings.run_shares).sum() == pytest.approx(3.8, abs=0.01)
     assert draw_counts(np.array([0.0, 0.39, 0.41, 0.95, 1.0]), (0.4, 0.3, 0.2, 0.1)).tolist() == [1, 1, 2, 4, 4]

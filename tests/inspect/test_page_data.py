@@ -266,7 +266,7 @@ def test_tokens_and_weights_must_fit() -> None:
 def test_models_with_one_segment(tmp_path: Path) -> None:
     single = load(saved(model_folder([], config=replace(SMALL, segments=1)), tmp_path / "one"))
     assert default_texts(single) == (EXAMPLE[0], None)
-    with pytest.raises(ClozeError, match="has one segment"):
+    with pytest.raises(ClozeError, match="has only one segment type"):
         trace_forward(single, "the cat", "a dog")
     facts = build_view(trace_forward(single, "the cat")).facts
     assert facts["fills"] is None

@@ -88,7 +88,7 @@ def row_loss(model: Model, text: str, pair: str | None, target: float, place: tu
 
 def test_importance_of_a_model_without_a_task() -> None:
     model = Model(model_folder(["mlm"]), device="cpu")
-    with pytest.raises(RequestError, match="importance needs a model that was fine-tuned to classify or regress"):
+    with pytest.raises(RequestError, match="importance needs a model fine-tuned for classification or regression"):
         head_importance(model, TEXTS, None, [0, 1, 0, 1])
     with pytest.raises(RequestError, match="3 targets for 4 texts"):
         head_importance(made_model(), TEXTS, None, [0, 1, 0])

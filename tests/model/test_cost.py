@@ -112,7 +112,7 @@ def test_estimate_puts_it_together() -> None:
     assert whole.parameters == count_parameters(config, ["mlm", "nsp"])
     assert whole.weight_bytes == whole.gradient_bytes == 4 * whole.parameters
     assert whole.optimizer_bytes == 8 * whole.parameters
-    # Rule of thumb: six FLOPs per layer parameter and token; attention and the masked-word head add to that.
+    # Rule of thumb: six FLOPs per layer parameter and token; attention and the masked-LM head add to that.
     layers = 12 * (4 * 768 * 768 + 2 * 768 * 3072)
     assert 6 * layers < whole.flops_per_token < 7.5 * layers
     assert whole.total_bytes == 16 * whole.parameters + whole.activation_bytes

@@ -172,7 +172,7 @@ def test_adapter_reads_the_mean_on_a_base_with_a_pooler(kind: str, tmp_path: Pat
 
 def test_folder_without_the_dense_module_is_refused(folder: Path) -> None:
     (folder / "modules.json").unlink()
-    with pytest.raises(CheckpointError, match=r"head takes the mean of the token states, but modules\.json has no"):
+    with pytest.raises(CheckpointError, match=r"head mean-pools the token states, but modules\.json has no"):
         load_folder(folder)
 
 

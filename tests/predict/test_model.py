@@ -58,7 +58,7 @@ def test_fill_equals_transformers(pretrained: Model, oracle: Oracle) -> None:
 def test_fill_all_fills_each(pretrained: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["the [MASK] sat on[MASK]a mat.", "[MASK]", "[MASK] [MASK] [MASK]", "a dog ran on the mat, [MASK]"]
     alone = [pretrained.fill(text, top=3) for text in texts]
-    monkeypatch.setattr("cloze.predict.fill_mask._HELD", 2)  # the blanks of one text may be compared in two chunks
+    monkeypatch.setattr("cloze.predict.fill_mask._HELD", 2)  # small enough to split the three blanks of one text
     together = pretrained.fill_all(texts, top=3)
     assert [len(blanks) for blanks in together] == [2, 1, 3, 1]
     for ours, theirs in zip(together, alone, strict=True):
@@ -196,7 +196,7 @@ def test_unknown_devices(device: str, pretrained_folder: Path) -> None:
 def test_pairs_need_two_segments() -> None:
     model = Model(model_folder(["nsp"], config=replace(SMALL, segments=1)))
     assert model.embed([TEXT]).shape == (1, 16)
-    message = r"^this model has one segment and does not support pairs of texts; give single texts$"
+    message = r"^this model has only one segment type and does not support pairs of texts; give single texts$"
     for ask in (model.follows, model.hidden, model.attend):
         with pytest.raises(RequestError, match=message):
             ask(TEXT, PAIR)

@@ -134,7 +134,7 @@ def test_windows_are_weighed_as_they_are_computed(others: tuple[Running, Path]) 
 
 def test_pairs_for_a_model_of_single_texts(others: tuple[Running, Path]) -> None:
     answer = others[0].post("/embed", {"texts": "a", "pairs": "b", "model": "single"})
-    message = "this model has one segment and does not support pairs of texts; give single texts"
+    message = "this model has only one segment type and does not support pairs of texts; give single texts"
     assert error_of(answer) == (400, "unanswerable", message)
 
 
@@ -174,7 +174,7 @@ def test_token_count_of_corrections_includes_all_passes(
 
 
 def test_many_passes_end_at_the_deadline(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A correction needs one pass per token, and stops at its deadline so that others need not wait."""
+    """Correction needs one pass per token; it stops at its deadline so that other requests need not wait."""
     passes = []
 
     def slow(model: Model, windows: Any, *rest: Any) -> Any:

@@ -45,7 +45,7 @@ def test_a_run_stores_resamples(tmp_path: Path) -> None:
     assert found is not None
     assert found[0].score == sum(first.predictions) / 200
     assert found[0].interval == pytest.approx(bootstrap_intervals(first)["accuracy"], abs=1e-6)
-    # Without row scores per seed, the difference is that of the paired bootstrap.
+    # Without per-seed row scores, the comparison falls back to the paired bootstrap.
     expected = paired_difference(first, second, "accuracy")
     difference = runs_difference(found[:1], found[1:])
     assert (difference.value, difference.low, difference.high) == pytest.approx(

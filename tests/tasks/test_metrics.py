@@ -62,7 +62,7 @@ def test_complaints() -> None:
     assert str(uneven.value) == "2 targets, but 1 predictions; give one for each row, in order"
     with pytest.raises(DataError) as nothing:
         score(["mse"], [], [])
-    assert str(nothing.value) == "there is nothing to score: 0 rows; expected at least one with a label"
+    assert str(nothing.value) == "no rows to score; expected at least one row with a label"
     with pytest.raises(DataError) as broken:
         score(["mse"], [1.0, 2.0], [1.0, float("nan")])
     assert str(broken.value) == "prediction 2 is nan; expected a finite number: check the model's training"

@@ -62,7 +62,7 @@ def test_columns_of_published_files_are_not_to_be_named(folder: Path, column: st
         with pytest.raises(ConfigError) as caught:
             read()
         assert str(caught.value) == (
-            f"{column} is 'mine', but the files of rte have columns of their own; "
+            f"{column} is 'mine', but the files of rte have their own columns; "
             "leave it out, or use classify for your own files"
         )
 
@@ -71,7 +71,7 @@ def test_columns_of_published_files_are_not_to_be_named(folder: Path, column: st
     ("task", "column"), [("choose", "pair"), ("tag", "pair"), ("tag", "options"), ("classify", "options")]
 )
 def test_columns_that_a_kind_does_not_have_are_refused(tmp_path: Path, task: str, column: str) -> None:
-    with pytest.raises(ConfigError, match=f"{column} is 'mine', but rows to {task} have no such column; leave it out"):
+    with pytest.raises(ConfigError, match=f"{column} is 'mine', but rows for {task} have no such column; leave it out"):
         read_task(Source(task, tmp_path / "rows.csv", **{column: "mine"}))  # type: ignore[arg-type]
 
 
@@ -199,5 +199,5 @@ def test_test_words_of_own_files_may_be_lists_or_in_a_column_with_a_number(tmp_p
 
 
 def test_published_tasks_have_test_files_of_their_own(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"test is .*t\.csv, but rte has test files of its own, .*; leave it out, or"):
+    with pytest.raises(ConfigError, match=r"test is .*t\.csv, but rte has its own test files, .*; omit test, or"):
         read_test_file(Source("rte", folder), folder / "t.csv")

@@ -158,7 +158,7 @@ def test_prediction_service_and_command_line_agree(tuned: Path, capsys: pytest.C
 
 def test_settings_that_the_kind_does_not_have_are_refused(base: Path, rows: Path, tmp_path: Path) -> None:
     settings = FinetuneSettings(calibrate=True)
-    with pytest.raises(ConfigError, match="calibrate only applies to labels of texts; this task is to stars"):
+    with pytest.raises(ConfigError, match="calibrate applies only to classification; the task here is stars"):
         run_finetuning(Source("stars", rows), base, tmp_path / "run", settings=settings)
 
 

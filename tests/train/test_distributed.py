@@ -150,8 +150,8 @@ def test_a_run_can_be_resumed_with_another_number_of_processes(data: Path, tmp_p
 def test_more_processes_than_rows_are_refused(data: Path, tmp_path: Path) -> None:
     done = together(data, tmp_path / "run", "--accumulate", "4")
     assert (
-        "batch_size is 4 for sequences of 24 tokens, but 2 processes with 4 parts each share it; use a --batch-size of "
-        "at least 8" in done.stderr
+        "batch_size is 4 for sequences of 24 tokens, too small to divide among 2 processes with 4 accumulation "
+        "steps each; use a --batch-size of at least 8" in done.stderr
     )
 
 

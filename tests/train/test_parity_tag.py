@@ -96,6 +96,6 @@ def test_context_is_for_tagging(base: Path, tmp_path: Path) -> None:
             Source("classify", path), base, tmp_path / "run", settings=FinetuneSettings(max_length=8, context=True)
         )
     assert str(caught.value) == (
-        "context only applies to tagging, whose rows are sentences of documents; this task is to classify"
+        "context applies only to tagging, whose rows are sentences of documents; the task here is classify"
     )
     assert not (tmp_path / "run").exists()

@@ -48,7 +48,7 @@ def test_bfloat16_learns_like_float32(base: Path, source: Source, tmp_path: Path
     assert {tensor.dtype for tensor in load_folder(runs["bf16"] / "model").model.state_dict().values()} == {
         torch.float32
     }
-    # The score after the last epoch is that of the saved model.
+    # The score after the last epoch equals the score of the saved model.
     reported = [row["dev_accuracy"] for row in rows(runs["bf16"]) if "dev_accuracy" in row]
     assert reported[-1] == json.loads((runs["bf16"] / "eval_results.json").read_text("utf-8"))["accuracy"]
 

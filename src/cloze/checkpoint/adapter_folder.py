@@ -306,7 +306,7 @@ def check_base(described: AdapterFile, place: Path) -> None:
     if sha256 != described.sha256:
         raise CheckpointError(
             f"{described.folder}: trained on {described.base}, whose weights have the SHA-256 {described.sha256}, but "
-            f"those of {place} have {sha256}; give the base that it was trained on"
+            f"the weights of {place} have {sha256}; give the base that it was trained on"
         )
 
 

@@ -1,6 +1,6 @@
 """Convert between ``config.json`` and ``BertConfig``; Google's ``bert_config.json`` uses the same keys.
 
-A head that takes the mean of the token states, or compares the vectors of two texts, is recorded under
+A head that mean-pools the token states, or compares the vectors of two texts, is recorded under
 ``cloze_pooling`` and ``cloze_head``. ``transformers`` loads such a folder as a bare encoder, because its own head
 classes would apply a pooler.
 
@@ -67,7 +67,7 @@ _TASK_KEY = "cloze_task"
 # Key of the confidence threshold of a model fine-tuned for correction.
 _CORRECTING_KEY = "cloze_correcting"
 
-# Keys of a head that takes the mean of the token states or compares two texts; transformers has no such class.
+# Keys of a head that mean-pools the token states or compares two texts; transformers has no such class.
 _POOLING_KEY, _HEAD_KEY = "cloze_pooling", "cloze_head"
 _POOLED_BY_MEAN: dict[HeadPooling, tuple[HeadName, ...]] = {"mean": ("sequence", "choice"), "separate": ("sequence",)}
 # Key for normalized vectors in a folder with a head on the mean, whose modules.json describes the logits instead.
@@ -81,7 +81,7 @@ def read_head_pooling(values: dict[str, Any], path: Path) -> HeadPooling:
 
 
 def read_mean_head(values: dict[str, Any], path: Path) -> HeadName | None:
-    """Return the head that takes the mean of the token states of one or two texts; None if it uses a pooler."""
+    """Return the head that mean-pools the token states of one or two texts; None if it uses a pooler."""
     pooling = read_head_pooling(values, path)
     if pooling == "cls":
         return None
@@ -90,7 +90,7 @@ def read_mean_head(values: dict[str, Any], path: Path) -> HeadName | None:
 
 
 def read_normalized(values: dict[str, Any], path: Path) -> bool:
-    """Return whether vectors are normalized, for a folder whose head takes the mean of the token states."""
+    """Return whether vectors are normalized, for a folder whose head mean-pools the token states."""
     return _switch(values.get(_NORMALIZE_KEY, False), _NORMALIZE_KEY, path)
 
 
@@ -284,7 +284,7 @@ def write_config(
 ) -> dict[str, Any]:
     """Return a ``config.json`` with which ``transformers`` loads a BERT or ALBERT folder without changes.
 
-    ``normalized`` records whether vectors are normalized, for a head that takes the mean of the token states; other
+    ``normalized`` records whether vectors are normalized, for a head that mean-pools the token states; other
     folders record this in ``modules.json``.
     """
     config, layout = model.config, layout_of(model.model_type)
@@ -318,7 +318,7 @@ def write_config(
 
 
 def stored_mean_head(model: Backbone) -> HeadName | None:
-    """Return the head of a model that takes the mean of the token states of one or two texts, if there is one."""
+    """Return the model's head if it mean-pools the token states of one or two texts, otherwise None."""
     heads = [name for name in model.head_names if name in POOLED_HEADS]
     return heads[0] if heads and model.pooling != "cls" else None
 
@@ -349,5 +349,5 @@ def _class_name(heads: tuple[HeadName, ...], layout: Layout) -> str:
             return family + kind
     if not {"nsp", "sop"} & set(heads):
         return family + ("ForMaskedLM" if "mlm" in heads else "Model")
-    # transformers has no ALBERT class for a sentence head without a masked-word head.
+    # transformers has no ALBERT class for a sentence head without a masked-LM head.
     return family + ("ForPreTraining" if "mlm" in heads or layout == "albert" else "ForNextSentencePrediction")

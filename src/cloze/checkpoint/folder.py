@@ -146,11 +146,11 @@ def read_card(folder: Path) -> str | None:
 def _with_mean_head(
     tensors: Mapping[str, Tensor], embedding: EmbeddingSettings, values: dict[str, Any], folder: Path
 ) -> tuple[dict[str, Tensor], EmbeddingSettings]:
-    """Convert the last ``Dense`` module to the head that takes the mean; in cloze, it is not part of the vectors."""
+    """Convert the last ``Dense`` module to the mean-pooling head; in cloze, it is not part of the vectors."""
     head, layout = read_mean_head(values, folder), read_layout(values)
     if embedding.unsupported is not None or not embedding.projections:
         raise CheckpointError(
-            f"{folder}: according to config.json the head takes the mean of the token states, but modules.json has no "
+            f"{folder}: according to config.json the head mean-pools the token states, but modules.json has no "
             "Dense with its weights; fetch or save the folder again"
         )
     *others, output = embedding.projections
@@ -224,7 +224,7 @@ def _locate(path: Path) -> tuple[Path, Path | None]:
 def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype = torch.float32) -> None:
     """Write a folder that ``cloze``, ``transformers`` and ``sentence-transformers`` can load, atomically.
 
-    A head that takes the mean of the token states is stored as a ``Dense`` module in float32. ``transformers`` then
+    A head that mean-pools the token states is stored as a ``Dense`` module in float32. ``transformers`` then
     loads a bare encoder, and the vectors of ``sentence-transformers`` are the logits.
 
     Args:
@@ -266,13 +266,13 @@ def _pooler_module(model: Backbone) -> Projection | None:
 def _without_mean_head(
     model: Backbone, embedding: EmbeddingSettings, destination: Path
 ) -> tuple[dict[str, Tensor], EmbeddingSettings]:
-    """Return the parameters and the modules to store; a head that takes the mean becomes a module."""
+    """Return the parameters and the modules to store; a mean-pooling head becomes a module."""
     state, head = dict(model.state_dict()), stored_mean_head(model)
     if head is None or model.pooling == "separate":
         return state, embedding
     if replace(embedding, normalize=False) != EmbeddingSettings():
         raise CheckpointError(
-            f"{destination}: the head of this model takes the mean of the token states and is stored as its Dense "
+            f"{destination}: the head of this model mean-pools the token states and is stored as its Dense "
             "module, so its vectors cannot have whitening or another pooling; save the encoder separately"
         )
     weight, bias = (state.pop(f"heads.{head}.output.{name}").cpu() for name in ("weight", "bias"))
@@ -324,7 +324,7 @@ def loading_note(model: Backbone) -> str | None:
     if model.pooling == "cls":
         return None
     return (
-        "the head takes the mean of the token states. `cloze.load` applies it. With `sentence-transformers`, "
+        "the head mean-pools the token states. `cloze.load` applies it. With `sentence-transformers`, "
         "`SentenceTransformer(folder).encode` returns the logits of the head. `transformers` loads the encoder as "
         "`AutoModel`; `AutoModelForSequenceClassification` would add a random pooler and head.\n"
     )
@@ -356,7 +356,7 @@ def model_files(place: Path) -> dict[str, str]:
 
 
 def _head_files(folder: Path, checkpoint: Path | None) -> list[Path]:
-    """Return the file of a head that takes the mean of the token states, which is stored as a separate module."""
+    """Return the file of a head that mean-pools the token states, which is stored as a separate module."""
     if checkpoint is not None or read_head_pooling(read_json(config_path(folder)), folder) != "mean":
         return []
     return sorted(folder.glob(f"*_Dense/{SAFETENSORS}"))

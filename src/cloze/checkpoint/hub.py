@@ -31,10 +31,10 @@ _PATIENCE = 10.0
 _PURPOSES = {
     "ForPreTraining": ("filling blanks, scoring texts, a start for fine-tuning", "labels before fine-tuning"),
     "ForMaskedLM": ("filling blanks, scoring texts, a start for fine-tuning", "labels before fine-tuning"),
-    "ForSequenceClassification": ("labels or numbers of texts, as it was trained", "filling blanks, search"),
-    "ForTokenClassification": ("tags of words, as it was trained", "filling blanks, search"),
-    "ForQuestionAnswering": ("answers in texts", "filling blanks, search"),
-    "ForMultipleChoice": ("a choice among options", "filling blanks, search"),
+    "ForSequenceClassification": ("classification or regression, as trained", "filling blanks, search"),
+    "ForTokenClassification": ("tagging, as trained", "filling blanks, search"),
+    "ForQuestionAnswering": ("question answering", "filling blanks, search"),
+    "ForMultipleChoice": ("multiple choice", "filling blanks, search"),
 }
 
 

@@ -53,7 +53,7 @@ COMMANDS = {
     ),
     "evaluate": (
         "cloze.cli.finetuning",
-        "Evaluate a model: the official metrics of tasks, or its masked-word loss on a text.",
+        "Evaluate a model: the official metrics of tasks, or its masked-LM loss on a text.",
     ),
     "fill": ("cloze.cli.prediction", "Predict the [MASK] blanks of texts."),
     "score": ("cloze.cli.prediction", "Score how likely texts are."),

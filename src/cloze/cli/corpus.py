@@ -51,9 +51,10 @@ def prepare(
 
     Args:
         vocab: A folder with a vocabulary, a model or a run; or the name of the shipped model, cloze-mini.
-        out: The folder to write.
+        out: The folder to write to.
         verify: Only check a prepared folder against its recorded checksums.
-        fresh: Discard a corpus that was prepared here with other settings; an interrupted run still resumes.
+        fresh: Replace a corpus in --out that was prepared with other settings; an interrupted run with the same
+            settings still resumes.
         json: Print JSON.
     """
     if verify is not None:
@@ -143,16 +144,17 @@ def audit(
 ) -> None:
     """Build pre-training examples without training, and check them against the settings.
 
-    Fractions have 95 % confidence intervals. The exit code is 1 if a check is NOT OK.
+    Fractions are reported with 95 % confidence intervals. The exit code is 1 if a check is NOT OK.
 
     Args:
-        objective: nsp (next sentence), sop (sentence order), relation, copy or none (full sentences).
+        objective: The sentence-level objective: nsp (next sentence), sop (sentence order), relation (next, from
+            elsewhere in the document, or from another one), copy (words dropped or moved) or none (full sentences).
         max_length: Maximum sequence length in tokens.
         masking: Unit of masking: token, word, ngram, span, entity or correction.
         recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.
         mask_rate: Fraction of the tokens that are selected for prediction.
         mask_mix: Fractions of the selected tokens that are masked, replaced with a random token, and left unchanged.
-        ngrams: For n-gram and correction masking: shares of one to four words.
+        ngrams: For n-gram and correction masking: shares of spans of one, two, three and four words.
         entities: For entity masking: a file with one entity per line.
         similar: For correction masking: a file of similar words; by default, learned from the corpus.
         static: Static masking: number of fixed variants of examples and masks; 0: new ones in every epoch.

@@ -90,6 +90,7 @@ def correct(
     """Find characters or words that are unlikely in their context, and correct them.
 
     Args:
+        texts: Texts to correct; by default, the lines of standard input.
         text: The column with the texts.
     """
     run_prediction(Correct(text=text, settings=settings), read_arguments(texts, options.input), options)

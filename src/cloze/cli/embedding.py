@@ -34,7 +34,8 @@ class Analysis:
     """The tasks of ``cloze embed`` other than embedding texts: whitening a model, or a report."""
 
     whiten: Path | None = None
-    """A file with one text per line to fit whitening on; the model is written to --out, or used by --report."""
+    """A file with one text per line to fit whitening on; the whitened model is written to
+    --out, or used by --report."""
     dimensions: int | None = None
     """With --whiten: number of dimensions to keep; by default, all."""
     out: Path | None = None
@@ -137,6 +138,7 @@ def embed(
     """Embed texts as vectors; whiten a model's vectors, or report on them.
 
     Args:
+        texts: Texts to embed; by default, the lines of standard input.
         text: The column with the texts.
         pair: The column with the second texts of pairs; with texts as arguments, the second text itself.
         pooling: cls, mean, max, mean_max, mean_words or pooler; by default, the model's own.

@@ -270,7 +270,7 @@ def _check_longest(task: str, longest: int | None) -> None:
         task in ("mlm", CORRECTION_NAME) or "longest_answer" not in find_task(task).kind.settings
     ):
         raise ConfigError(
-            f"--longest-answer is {longest}, which only applies to answers in texts; leave it out for {task}"
+            f"--longest-answer is {longest}, which applies only to question answering; leave it out for {task}"
         )
 
 

@@ -5,9 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloze.errors import ConfigError, DataError
 
@@ -25,7 +23,7 @@ _FILE_ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet", ".txt")
 # Number of bundled paragraphs that int8 and float32 are compared on.
 _PARAGRAPHS = 200
 
-Texts = Annotated[list[str] | None, Parameter(help="Texts; by default, the lines of standard input.")]
+Texts = list[str] | None
 
 
 @dataclass(frozen=True)

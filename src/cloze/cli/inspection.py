@@ -74,7 +74,7 @@ def inspect(
     """Write a page that shows the attention over a text or a pair of texts, as one file that works offline.
 
     It shows the attention of every word, head by head; the weights as a matrix; all heads with their patterns; and the
-    nearest neighbours of each word, layer by layer. If the model has a masked-word head, it also shows the predictions
+    nearest neighbours of each word, layer by layer. If the model has a masked-LM head, it also shows the predictions
     of each layer; [MASK] in a text is a blank.
 
     Args:

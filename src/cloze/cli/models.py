@@ -51,7 +51,7 @@ def extend(
 
     Args:
         model: A model folder, a folder with only a vocabulary, or a hub name.
-        out: The folder to write.
+        out: The folder to write to.
         words: A file with one word per line; each gets a vocabulary entry that matches whole words only.
         entities: A map from names to known words: TSV (name, words, optional type) or JSONL.
         characters: Split words that would be [UNK] into known characters.
@@ -103,7 +103,7 @@ def convert(source: str, destination: Path, /, *, half: bool = False, json: bool
 
     Args:
         source: A TensorFlow checkpoint (its folder or .index file), an HF folder, a LoRA adapter, or a hub name.
-        destination: The folder to write.
+        destination: The folder to write to.
         half: Write the weights as float16, which halves their size; computation still uses float32.
         json: Print JSON.
     """
@@ -264,7 +264,7 @@ def export(
 
     Args:
         model: A model folder, or a hub name.
-        out: The folder to write.
+        out: The folder to write to.
         json: Print JSON.
     """
     check_folder(out)

@@ -68,9 +68,10 @@ def fill(
     text: str = Fill.text,
     options: Options = OPTIONS,
 ) -> None:
-    """Predict the most likely words for each [MASK] of a text.
+    """Predict the most likely words for each [MASK] in a text.
 
     Args:
+        texts: Texts with [MASK] in place of words; by default, the lines of standard input.
         top: Number of candidates per blank; with --joint, number of fillings per text.
         joint: Fill the blanks of a text jointly, so that the words fit each other.
         rounds: With --joint: how many times each blank is predicted again after all are filled; 2 by default.
@@ -91,7 +92,7 @@ class Score(TextPrediction["ScoredText"]):
         return model.score(part.texts)
 
     def to_row(self, result: "ScoredText") -> Row:
-        """Return log-probability, perplexity, losses per word and character, and with ``--tokens`` those of tokens."""
+        """Return the scores of a text and, with ``--tokens``, the log-probability of each token."""
         row: Row = {
             "log_probability": result.total,
             "perplexity": result.perplexity,
@@ -127,6 +128,7 @@ def score(
     """Score how likely texts are: each token is masked in turn, and the log-probabilities are summed.
 
     Args:
+        texts: Texts to score; by default, the lines of standard input.
         text: The column with the texts.
         tokens: Show the log-probability of every token as well.
     """
@@ -219,6 +221,7 @@ def classify(
     """Classify texts with a fine-tuned model; a regression model predicts numbers.
 
     Args:
+        texts: Texts to classify; by default, the lines of standard input.
         text: The column with the texts.
         pair: The column with the second texts of pairs; with texts as arguments, the second text itself.
     """
@@ -365,11 +368,8 @@ class Choose(Prediction[Prompts, "list[Option]"]):
 
     @staticmethod
     def _collect(rows: "Sequence[tuple[Choice, Mapping[str, object]]]") -> Prompts:
-        return Prompts(
-            [choice.prompt for choice, _ in rows],
-            [choice.options for choice, _ in rows],
-            [fields for _, fields in rows],
-        )
+        choices = [choice for choice, _ in rows]
+        return Prompts([one.prompt for one in choices], [one.options for one in choices], [row for _, row in rows])
 
 
 def choose(

@@ -38,7 +38,8 @@ def pretrain(
     Args:
         out: The folder of the run.
         model: A model folder to start from, instead of a new model.
-        extend: A run with the wsd schedule, continued from before its decay; steps and hours count from its start.
+        extend: Continue this run, trained with the wsd schedule, from before its decay; steps and hours are counted
+            from the start of the original run.
         recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.
         fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
@@ -131,7 +132,7 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
         ),
         ("whole run", f"{plan.steps:,} steps, {_time(plan.hours)}"),
         ("text", f"{plan.tokens:,} tokens, {plan.epochs:.2f} times the corpus"),
-        ("held-out masked-word loss", _expected(plan)),
+        ("held-out masked-LM loss", _expected(plan)),
     ]
 
 

@@ -197,7 +197,9 @@ def tag(
     """Tag the words of texts, and find the entities in them, with a fine-tuned model.
 
     Args:
-        text: The column with the texts, or with lists of words in JSONL and Parquet; in column files, its number.
+        texts: Texts to tag; by default, the lines of standard input.
+        text: The column with the texts (in JSONL and Parquet, also lists of words); for column files, the column
+            number.
     """
     arguments = read_arguments(texts, options.input)
     run_prediction(Tag(text), None if arguments is None else Sequences.from_texts(arguments), options)

@@ -95,7 +95,7 @@ def _group(described: Mapping[str, tuple[str, set[str]]]) -> list[dict[str, str]
 
 def _summary(spec: "TaskSpec | TaskKind") -> str:
     kind, published = _kind_of(spec)
-    return f"{kind.summary} The files are those of the published task." if published else kind.summary
+    return f"{kind.summary} Use the files of the published task." if published else kind.summary
 
 
 def _kind_of(spec: "TaskSpec | TaskKind") -> "tuple[TaskKind, bool]":

@@ -35,7 +35,7 @@ def vocab(
     """Learn a WordPiece vocabulary; the result is reproducible.
 
     Args:
-        out: The folder to write.
+        out: The folder to write to.
         words: A file of words to include, one per line; in a table, the first column.
         json: Print JSON.
     """
@@ -59,7 +59,7 @@ def vocab(
 
 
 def tokens(
-    texts: Annotated[list[str] | None, Parameter(help="Texts; by default, the lines of standard input.")] = None,
+    texts: list[str] | None = None,
     /,
     *,
     model: Path = Path(SHIPPED_MODEL),
@@ -72,6 +72,7 @@ def tokens(
     """Show the pieces, ids, segments and offsets of texts, and which out-of-vocabulary fallback handled each word.
 
     Args:
+        texts: Texts to tokenize; by default, the lines of standard input.
         model: A model folder, or any folder with a vocabulary.
         pair: The second text of a pair.
         input: A file with one text per line.
@@ -156,7 +157,7 @@ def _print_coverage(measured: "Coverage", top: int, best: int) -> None:
     print_table(("rung", "", "words", "share"), sorted(rows))
     print(
         f"{measured.words:,} words, {measured.tokens:,} pieces: {measured.pieces_per_word:.3f} pieces per word, "
-        f"{measured.unknown_rate:.3%} with an [UNK]"
+        f"{measured.unknown_rate:.3%} of words with an [UNK]"
     )
     if measured.unknown:
         shown = ", ".join(f"{form[:20]} ({count:,})" for form, count in measured.unknown[:10])

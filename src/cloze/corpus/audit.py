@@ -22,8 +22,8 @@ from cloze.corpus.word_tables import WordTables
 from cloze.errors import ConfigError
 from cloze.text.vocabulary import CONTINUATION
 
-# Widths of intervals in standard deviations. The report shows 95 % intervals. With a dozen checks, about one in two
-# runs has a figure outside its 95 % interval, so a check fails only for deviations with a probability of 1e-5.
+# Half-widths of intervals, in standard deviations. The report shows 95 % intervals. With a dozen checks, about one in
+# two runs has a figure outside its 95 % interval, so a check fails only at a probability of 1e-5 or less.
 _SHOWN, _JUDGED, _RAREST = 1.96, 4.42, 1e-5
 # Whole words need not fill the masking budget exactly; a mean below this fraction of it weakens training.
 _LEAST_FILLED = 0.95

@@ -24,8 +24,8 @@ from cloze.workers import usable_cores
 
 # Scripts whose combining marks are accents, by the first word of their Unicode names; "" for marks without a letter.
 _WITH_ACCENTS = {"LATIN", "GREEK", "CYRILLIC", ""}
-# Size of the sample from the beginning of the text that is searched for vowel signs, and the number of signs that
-# triggers the warning; a few foreign words have fewer.
+# The search for vowel signs covers the first _SAMPLED_PARAGRAPHS paragraphs, _SAMPLED_CHARACTERS characters of each. At
+# least _FEWEST_SIGNS signs trigger the warning; a few foreign words contain fewer.
 _SAMPLED_PARAGRAPHS, _SAMPLED_CHARACTERS, _FEWEST_SIGNS = 2000, 1000, 20
 
 
@@ -56,7 +56,7 @@ def train_vocabulary(
         texts: Text files in any format that ``prepare`` accepts (plain text, JSONL, Parquet), or documents in memory: a
             data frame, an Arrow table or a dataset with the column ``text``, ``{"text": [...]}``, or an iterator of
             texts. A list of strings is a list of files.
-        out: The folder to write. A folder with other files, such as a model, is not overwritten.
+        out: The folder to write to. A folder with other files, such as a model, is not overwritten.
         words: A file with one word per line. These words always become entries.
         settings: Size, casing and layout of the vocabulary.
         progress: Receives progress reports.

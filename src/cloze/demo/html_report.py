@@ -134,7 +134,7 @@ def _summary(results: DemoResults) -> str:
     pretrained, scratch = (_mean(results.accuracies[start]) for start in ("pretrained", "scratch"))
     tiles = [
         (f"{total / 60:.1f} min", "from raw text to this page"),
-        (f"{results.held_out.get('held_out_mlm_loss', float('nan')):.2f}", "masked-word loss on held-out chapters"),
+        (f"{results.held_out.get('held_out_mlm_loss', float('nan')):.2f}", "masked-LM loss on held-out chapters"),
         (f"{pretrained:.1%}", f"accuracy on test sentences; {scratch:.1%} without pre-training"),
         (f"{100 * margin.mean:+.1f} points", f"gain from pre-training, 95 % interval {_interval(margin)}"),
     ]

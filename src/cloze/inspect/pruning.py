@@ -107,7 +107,7 @@ def head_importance(
     """
     kind = model.kind
     if "sequence" not in model.heads or kind is None or kind.targets not in ("index", "number"):
-        raise RequestError("importance needs a model that was fine-tuned to classify or regress; load one")
+        raise RequestError("importance needs a model fine-tuned for classification or regression; load one")
     if len(targets) != len(texts) or not texts:
         raise RequestError(f"{len(targets)} targets for {len(texts)} texts; expected one per text, and at least one")
     encodings, config = model.tokenizer.encode_batch(texts, pairs), model.bert.config

@@ -5,7 +5,7 @@ context, so the measure is independent of the heads that it is used to judge. Cl
 the cosine, corrected by the mean cosine of each token with its nearest neighbours. Without the correction, frequent
 tokens such as "of" and "the" would count as related only because they lie in a dense region.
 
-Predictive tokens are measured with the model itself, by masking. With a masked-word head: mask token i, then mask
+Predictive tokens are measured with the model itself, by masking. With a masked-LM head: mask token i, then mask
 tokens i and j; the increase of the loss at i is the influence of j on i. Both directions of a pair come from one
 forward pass. Without that head: mask token j; the influence is one minus the cosine between the last states at i with
 and without the mask, which measures the effect on the model's states rather than on its predictions.

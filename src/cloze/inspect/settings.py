@@ -10,7 +10,7 @@ FEWEST_SEQUENCES = 8
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """How attention heads are scored and labelled."""
+    """Settings for scoring and labelling attention heads."""
 
     sequences: int = 256
     """Number of sequences: pairs of neighbouring sentences."""

@@ -44,7 +44,7 @@ Summary = Literal["first", "last", "mean"]
 class Capabilities:
     """Capabilities of an architecture. Every backbone class declares its own; they are not inherited."""
 
-    bidirectional: bool  # tokens attend to both sides, as masked-word heads require
+    bidirectional: bool  # tokens attend to both sides, as masked-LM heads require
     has_positions: bool  # learned absolute positions: inputs have at most config.positions tokens
     summary: Summary  # input of the pooled heads
     fused_kernels: bool = False  # the bf16/int8 products and fused layers implement exactly these layers
@@ -112,7 +112,7 @@ class Backbone(nn.Module):
     @property
     @abstractmethod
     def token_table(self) -> nn.Embedding:
-        """The token embeddings, also the output matrix of masked-word heads (tied weights)."""
+        """The token embeddings, also the output matrix of masked-LM heads (tied weights)."""
         raise NotImplementedError
 
     @property
@@ -158,7 +158,7 @@ class Backbone(nn.Module):
 
     @property
     def pooling(self) -> HeadPooling:
-        """The input of the task head. A head without a pooler or reader takes the mean of the token states.
+        """The input of the task head. A head without a pooler or reader mean-pools the token states.
 
         Derived from the modules, not the configuration, because an adapter may add or remove a pooler.
         """
@@ -277,7 +277,7 @@ def _check_heads(heads: Collection[HeadName], capabilities: Capabilities) -> Non
             raise ConfigError(f"unknown head {name!r}{did_you_mean(name, HEAD_NAMES)}")
         if HEADS[name].needs_both_sides and not capabilities.bidirectional:
             raise ConfigError(
-                f"head {name}: it predicts masked words from both sides, but this model reads only one side"
+                f"head {name}: it predicts masked words from both sides, but this model attends to only one side"
             )
     if len(set(heads) - PRETRAINING_HEADS) > 1:
         # They share one name on disk.

@@ -55,7 +55,7 @@ def estimate(
         batch: Sequences per batch.
         length: Tokens per sequence.
         labels: Outputs of a sequence or token head.
-        chosen: Fraction of tokens that the masked-word head predicts.
+        chosen: Fraction of tokens that the masked-LM head predicts.
         explicit: Whether attention weights are stored instead of using fused attention. The encoder stores them on a
             CPU if attention has dropout or runs in bfloat16. Default: true if attention has dropout.
         checkpointing: Whether the activations inside layers are recomputed in the backward pass.

@@ -210,7 +210,7 @@ class Encoder(nn.Module):
     Three optimizations leave the results unchanged:
 
     - ``needed``: a caller that uses only some of the last states passes their positions (a classifier uses the first
-      token, the masked-word head about one token in seven). Attention in the last layer still reads all keys and
+      token, the masked-LM head about one token in seven). Attention in the last layer still reads all keys and
       values, but everything after it, three quarters of a layer's work, runs on these positions only.
     - Packing: training, and prediction on a CPU, do not compute padding (``model/packing.py``). In prediction on
       accelerators, texts of similar length are batched and one large padded product is faster.
@@ -236,7 +236,7 @@ class Encoder(nn.Module):
         keep_states: bool = False,
         keep_attentions: bool = False,
     ) -> EncoderOutput:
-        """Encode a batch; the arguments are those of ``Backbone.encode``."""
+        """Encode a batch; takes the same arguments as ``Backbone.encode``."""
         packing = None if mask is None or keep_attentions else self._pack(mask)
         hidden, visible = self._embed(ids, segments, mask, packing)
         read = needed if needed is None or packing is None else packing.locate(needed)  # (M,), indices into hidden

@@ -88,7 +88,7 @@ class SpanBoundaryHead(Head):
         self.second_norm = nn.LayerNorm(config.table_width, eps=config.norm_epsilon)
         self.activation = activation(config.activation)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-        self._tied = (embedding,)  # as in the masked-word head
+        self._tied = (embedding,)  # as in the masked-LM head
 
     def forward(self, before: Tensor, after: Tensor, places: Tensor) -> Tensor:
         """Return the logits of the tokens in masked spans.
@@ -239,7 +239,7 @@ POOLED_HEADS: frozenset[HeadName] = frozenset(name for name, head in HEADS.items
 def build_head(
     name: HeadName, config: BertConfig, labels: int, token_table: nn.Embedding, pooling: HeadPooling = "cls"
 ) -> Head:
-    """Return a new head; masked-word heads decode with the token embeddings themselves (tied weights)."""
+    """Return a new head; masked-LM heads decode with the token embeddings themselves (tied weights)."""
     if name == "mlm":
         return MaskedWordHead(config, token_table)
     if name == "sbo":

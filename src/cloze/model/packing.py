@@ -19,11 +19,11 @@ the number of attention calls and the padding within a group:
 - Training has few sequences of many lengths in random order: groups of equal length would mean one call per sequence.
   There, a group consists of ``TRAINING_GROUP`` neighbours, padded to the longest of them and masked.
 
-Position embeddings need attention too: a token's position within its sequence is not its position in the row, so
-``Packing.positions`` restarts at 0 for every sequence.
+Positions need care too: a token's position within its sequence is not its position in the row, so ``Packing.positions``
+restarts at 0 for every sequence.
 
 Dimensions: B sequences, T tokens with padding, N tokens without, M requested positions, H hidden size; within a group,
-b sequences, t tokens with padding, n without. Flat indices number all (B, T) positions row by row: b * T + t.
+b sequences, t tokens with padding, n without. Flat indices number all (B, T) positions row by row: row * T + column.
 """
 
 from dataclasses import dataclass

@@ -78,14 +78,14 @@ def with_words(
 ) -> Bert:
     """Return a model with new words.
 
-    ``pieces`` maps each new row of the embedding table and of the masked-word heads' biases to the existing rows whose
+    ``pieces`` maps each new row of the embedding table and of the masked-LM heads' biases to the existing rows whose
     mean initialises it. The table grows as needed; all other rows stay unchanged.
     """
     model = require_bert(model, "adding words")
     size = max([model.config.vocab_size, *(row + 1 for row in pieces)])
     generator = torch.Generator().manual_seed(seed)
     state = model.state_dict()
-    # The output matrix of the masked-word heads is the embedding table itself, so only their biases need new rows.
+    # The output matrix of the masked-LM heads is the embedding table itself, so only their biases need new rows.
     for name in ("encoder.embeddings.token.weight", "heads.mlm.bias", "heads.sbo.bias"):
         if name in state:
             deviation = model.config.initial_deviation if name.endswith("weight") else 0.0

@@ -98,7 +98,7 @@ class BaseModel:
         """Write the model to a folder that ``cloze``, ``transformers`` and ``sentence-transformers`` can load.
 
         Args:
-            folder: The folder to write.
+            folder: The folder to write to.
 
         Example:
             >>> cloze.load().save("copy")

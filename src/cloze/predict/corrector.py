@@ -246,7 +246,7 @@ class Corrector:
         """Prepare the candidates from a model's vocabulary.
 
         Args:
-            model: A model with a masked-word head.
+            model: A model with a masked-LM head.
             settings: Threshold, reading mode and files; by default, as suits the model.
             similar: A confusion list, in addition to the file in the settings.
             protected: Words that are never changed, in addition to the file in the settings.

@@ -34,7 +34,7 @@ from cloze.tasks.similarity.kind import SIMILARITY, QuestionAnswers, ScoredPairs
 def evaluate_examples(
     model: Model, kind: TaskKind, examples: Examples, metrics: Sequence[str], **options: Any
 ) -> Evaluation:
-    """Evaluate a model on rows with targets; the options are those of the kind, such as ``longest`` for answers."""
+    """Evaluate a model on rows with targets; the options depend on the task kind, such as ``longest`` for answers."""
     assert kind.evaluate is not None, "a kind with labels can be scored"
     return kind.evaluate(model, examples, metrics, **options)
 
@@ -96,7 +96,7 @@ def _evaluate(model: Any, source: Source, split: str, device: str | None, longes
     spec = find_task(source.task)
     if longest is not None and "longest_answer" not in spec.kind.settings:
         raise RequestError(
-            f"longest is {longest}, which only applies to answers in texts; leave it out for {source.task}"
+            f"longest is {longest}, which applies only to question answering; leave it out for {source.task}"
         )
     check_longest(longest)
     loaded = load_tuned(model, source.task, device=device)
@@ -125,7 +125,7 @@ def _evaluate_similarity(model: Any, source: Source, split: str, device: str | N
         raise RequestError(f"your own files have no split {split!r}; leave it out and give the file itself")
     if longest is not None:
         raise RequestError(
-            f"longest is {longest}, which only applies to answers in texts; leave it out for {source.task}"
+            f"longest is {longest}, which applies only to question answering; leave it out for {source.task}"
         )
     rated = read_rated(source, source.rows_of("dev"))
     loaded = model if isinstance(model, Model) else load(model, device=device)
@@ -180,7 +180,7 @@ def load_tuned(model: str | os.PathLike[str] | Model, name: str, *, device: str 
     loaded = model if isinstance(model, Model) else load(model, device=device)
     task = loaded.task
     if task is None or task.kind != kind.name or kind.head not in loaded.heads:
-        ability = f"does {task.kind}" if task else f"has the heads: {', '.join(loaded.heads) or 'none'}"
+        ability = f"is fine-tuned to {task.kind}" if task else f"has the heads: {', '.join(loaded.heads) or 'none'}"
         place = "the model" if isinstance(model, Model) else os.fspath(model)
         raise RequestError(
             f"{place}: {name} needs a model fine-tuned to {kind}; this one {ability}; train one with cloze finetune"

@@ -1,4 +1,4 @@
-"""Predictions of the masked-word head: fill blanks independently or jointly, and score texts.
+"""Predictions of the masked-LM head: fill blanks independently or jointly, and score texts.
 
 Filling (Devlin et al. 2019, section 3.1) predicts each ``[MASK]`` independently, so that the best words of two blanks
 may not fit each other ("new angeles"). ``fill_together`` therefore uses beam search: it fills the most certain blank

@@ -55,7 +55,7 @@ class Model(BaseModel):
             For each blank, its words with their probabilities, the most likely first.
 
         Raises:
-            RequestError: If the model has no masked-word head, or the text has no ``[MASK]`` within the maximum length.
+            RequestError: If the model has no masked-LM head, or the text has no ``[MASK]`` within the maximum length.
 
         Example:
             >>> cloze.load().fill("He shook his [MASK].", top=2)

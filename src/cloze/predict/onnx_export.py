@@ -50,7 +50,7 @@ def export_onnx(contents: ModelFolder, out: Path, *, device: str | None = None) 
 
     Args:
         contents: The model folder.
-        out: The folder to write.
+        out: The folder to write to.
         device: The device for tracing, by default the CPU. The graph itself runs on any device.
 
     Returns:

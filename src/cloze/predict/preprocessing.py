@@ -132,7 +132,9 @@ def _check_pairs(texts: Sequence[str], pairs: Sequence[str], segments: int) -> N
     if len(pairs) != len(texts):
         raise RequestError(f"{len(texts)} texts, but {len(pairs)} pairs; expected one for each")
     if segments < 2:
-        raise RequestError("this model has one segment and does not support pairs of texts; give single texts")
+        raise RequestError(
+            "this model has only one segment type and does not support pairs of texts; give single texts"
+        )
 
 
 def read_blanks(tokenizer: Tokenizer, texts: Sequence[str], top: int) -> list[Encoding]:

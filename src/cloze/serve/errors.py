@@ -20,7 +20,7 @@ class ServiceError(RequestError):
 
     Args:
         message: What is wrong, and how to correct it.
-        kind: A machine-readable kind; by default, that of the class.
+        kind: A machine-readable kind; by default, the kind of the class.
         retry_after: Seconds after which the client may try again.
     """
 

@@ -106,7 +106,7 @@ class AttentionCache:
 
 
 def _size(steps: NDArray[np.uint8]) -> int:
-    """Return the memory of an entry in bytes; if the array is a view, that of the array it refers to."""
+    """Return the memory of an entry in bytes; for a view, the memory of the underlying array."""
     owner = steps if steps.base is None else steps.base
     return getattr(owner, "nbytes", steps.nbytes) + ENTRY_BYTES
 

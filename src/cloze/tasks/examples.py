@@ -141,7 +141,7 @@ def sorted_labels(labels: Iterable[str], fewest: int = 2) -> LabelSet:
     """Return the distinct labels in ascending order: by value if all are integers, else alphabetically."""
     distinct = set(labels)
     if not distinct:
-        raise DataError("no training row has a label; expected at least one row with one: check the label column")
+        raise DataError("no training row has a label; at least one is needed: check the label column")
     if len(distinct) < fewest:
         raise DataError(
             f"all training rows have the same label ({', '.join(distinct)}); expected at least {fewest} labels: "

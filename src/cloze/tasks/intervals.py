@@ -282,7 +282,7 @@ class MetricRows:
 
     @property
     def has_flags(self) -> bool:
-        """Whether rows have 0 or 1 for each label."""
+        """Whether each row has a 0/1 flag for every label."""
         return isinstance(self.targets[0], Sequence)
 
     @cached_property

@@ -107,7 +107,7 @@ class ReadingOptions(Protocol):
 
     @property
     def long_texts(self) -> LongTexts:
-        """How texts beyond the model's maximum length are encoded."""
+        """Return how texts beyond the model's maximum length are encoded."""
 
     @property
     def context(self) -> bool:
@@ -165,7 +165,7 @@ class TaskKind:
     missing_target: Callable[[int], Target] | None = None  # number of labels -> the target of a row without a label
     # Names of the fine-tuning settings that only some kinds support.
     settings: frozenset[str] = field(default_factory=frozenset)
-    long_inputs: str = "which reads long texts in windows by itself"  # message if ``long_texts`` is not supported
+    long_inputs: str = "which processes long texts in windows by itself"  # message if ``long_texts`` is not supported
     # Whether inputs beyond the maximum length are truncated, so that the length is chosen by the rows.
     cuts_texts: bool = False
     item_noun: str = "texts"  # plural name of training items, for messages
@@ -176,7 +176,7 @@ class TaskKind:
     unlabelled_note: str = ""  # error message where a kind without labels cannot be used
 
     def __str__(self) -> str:
-        """Return the name, which also serves as the verb in messages ("this task is to classify")."""
+        """Return the name, as messages show it."""
         return self.name
 
 

@@ -104,7 +104,7 @@ def score(metrics: Sequence[str], targets: Numbers, predictions: Numbers) -> dic
     if len(targets) != len(predictions):
         raise DataError(f"{len(targets)} targets, but {len(predictions)} predictions; give one for each row, in order")
     if not targets:
-        raise DataError("there is nothing to score: 0 rows; expected at least one with a label")
+        raise DataError("no rows to score; expected at least one row with a label")
     for index, value in enumerate(predictions):
         if not all(map(math.isfinite, value if isinstance(value, tuple) else (value,))):
             raise DataError(f"prediction {index + 1} is {value}; expected a finite number: check the model's training")

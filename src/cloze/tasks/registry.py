@@ -210,12 +210,12 @@ def _find_task_of(source: Source) -> TaskSpec:
     for name, value in source.columns_named().items():
         if spec.published:
             raise ConfigError(
-                f"{name} is {value!r}, but the files of {source.task} have columns of their own; "
+                f"{name} is {value!r}, but the files of {source.task} have their own columns; "
                 f"leave it out, or use {spec.kind} for your own files"
             )
         if name not in spec.kind.columns:
             raise ConfigError(
-                f"{name} is {value!r}, but rows to {spec.kind} have no such column; "
+                f"{name} is {value!r}, but rows for {spec.kind} have no such column; "
                 f"leave it out (they have: {', '.join(spec.kind.columns)})"
             )
     return spec

@@ -31,7 +31,8 @@ _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
 # With a score below this in any metric, a model has learned nothing.
 _NOTHING = 0.05
-# Regression hardly ever predicts a number exactly: this fraction of the rows, with the largest errors, counts as wrong.
+# Regression hardly ever predicts a number exactly, so this fraction of the rows, those with the largest errors, counts
+# as wrong.
 _FURTHEST = 0.1
 # In points: if the interval of a difference is wider, the difference is unknown rather than small.
 _WIDE = 10.0

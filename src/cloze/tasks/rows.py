@@ -24,7 +24,7 @@ COLUMNS = ("text", "pair", "label", "options")
 
 @dataclass(frozen=True)
 class RowSettings:
-    """How the rows of a task are read. The docstring of a field is also the help text of its flag."""
+    """Settings for reading the rows of a task. The docstring of a field is also the help text of its flag."""
 
     text: str = "text"
     """The column with the texts, prompts or words."""

@@ -86,7 +86,7 @@ def starts_word(character: str, chinese: bool) -> bool:
 
 
 def windows(text: str, size: int, *, chinese: bool) -> Iterator[Window]:
-    """Split a text into windows of about ``size`` characters whose concatenated tokens are those of the text."""
+    """Split a text into windows of about ``size`` characters; their concatenated tokens equal the text's tokens."""
     start = 0
     while start < len(text):
         empty = _EMPTY.match(text, start)

@@ -134,7 +134,7 @@ class Tokenizer:
         Args:
             text: The first text.
             pair: The second text, if any.
-            max_length: Maximum number of tokens (default: that of the tokenizer). Longer sequences are truncated.
+            max_length: Maximum number of tokens (default: the tokenizer's limit). Longer sequences are truncated.
             special: Whether to add special tokens.
             read_mask: Whether to interpret ``[MASK]`` in a text as the mask token instead of ordinary text.
         """

@@ -362,7 +362,7 @@ class _Training:
         self.guard.load_state_dict(figures["guard"])
         self.seconds, self.evaluated, self.evaluation_due = figures["seconds"], figures["evaluated"], figures["owed"]
         self.saved = state.step
-        # Keep the precision of the first process: "auto" measures again and might now choose the other one.
+        # Keep the precision of the first process: "auto" would measure again and might choose differently.
         name, device_type = figures.get("precision", (None, None))
         if name is not None and device_type == self.options.precision.device.type:
             self.options = replace(self.options, precision=replace(self.options.precision, bf16=name == "bf16"))

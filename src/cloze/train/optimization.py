@@ -64,7 +64,7 @@ def make_optimizer(
     parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     scales = {name: 1.0 if scale is None else scale(name) for name in parameters}
     groups = []
-    # Largest factor first: the learning rate that is logged is that of the first group.
+    # Largest factor first: the learning rate of the first group is the one that is logged.
     for factor in sorted(set(scales.values()), reverse=True):
         members = [parameter for name, parameter in parameters.items() if scales[name] == factor]
         # Matrices and embeddings have two dimensions; biases and LayerNorm have one and are not decayed.

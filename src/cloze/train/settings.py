@@ -158,7 +158,8 @@ class PretrainSettings:
     mask_mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
     """Fractions of the selected tokens that are masked, replaced with a random token, and left unchanged."""
     ngrams: tuple[float, float, float, float] = (0.4, 0.3, 0.2, 0.1)
-    """For n-gram and correction masking: shares of one to four words; ALBERT's are 6/11, 3/11, 2/11, 0."""
+    """For n-gram and correction masking: shares of spans of one, two, three and four words; ALBERT's are 6/11,
+    3/11, 2/11, 0."""
     static: int = 0
     """Static masking: number of fixed variants of pairs and masks, as in the original BERT; 0: new ones every epoch."""
     entities: Path | None = None

@@ -407,7 +407,9 @@ def test_folder_is_scored_by_file(tmp_path: Path, folder: Path) -> None:
     }.items():
         assert list(evaluate(folder, Source(task, tmp_path / "a.json")).metrics) == names
     other = saved(model_folder(["sequence"], task=TaskLabels("classify", ("a", "b"))), tmp_path / "other")
-    with pytest.raises(RequestError, match="squad needs a model fine-tuned to answer; this one does classify"):
+    with pytest.raises(
+        RequestError, match="squad needs a model fine-tuned to answer; this one is fine-tuned to classify"
+    ):
         evaluate(other, Source("squad", tmp_path / "a.json"))
 
 
@@ -425,6 +427,6 @@ def test_scores_are_of_answers_no_longer_than_was_asked_for(tmp_path: Path, fold
     with pytest.raises(RequestError, match=r"^the longest answer is -1 tokens; expected at least 1$"):
         evaluate(folder, source, longest=-1)
     with pytest.raises(
-        RequestError, match=r"^longest is 5, which only applies to answers in texts; leave it out for choose$"
+        RequestError, match=r"^longest is 5, which applies only to question answering; leave it out for choose$"
     ):
         evaluate(folder, Source("choose", path), longest=5)

@@ -151,7 +151,11 @@ def test_own_options_in_columns_or_a_list(tmp_path: Path) -> None:
         ({"options": ["a"], "label": 0}, "1 options; expected at least 2 (in one column, separated by |)"),
         ({"options": ["a", ""], "label": 0}, "the options are ['a', '']; expected non-empty texts"),
         ({"options": ["a", 4], "label": 0}, "the options are ['a', 4]; expected non-empty texts"),
-        ({"label": 0}, "this row has no 'options'; it has: text, label; name the options with options (--options)"),
+        (
+            {"label": 0},
+            "this row has no 'options'; it has: text, label; name the column or columns of the "
+            "options with options (--options)",
+        ),
         ({"options": ["a", "b"]}, "this row has no 'label'"),
     ],
 )

@@ -33,9 +33,7 @@ def test_one_label_is_not_a_task() -> None:
 def test_rows_that_all_have_no_label_are_no_task() -> None:
     with pytest.raises(DataError) as caught:
         find_several_labels(rows("", " | ", ""))
-    assert str(caught.value) == (
-        "no training row has a label; expected at least one row with one: check the label column"
-    )
+    assert str(caught.value) == ("no training row has a label; at least one is needed: check the label column")
     assert find_several_labels(rows("", "b|a", "b")).names == ("a", "b")
 
 

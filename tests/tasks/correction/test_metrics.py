@@ -54,7 +54,7 @@ def test_some_of_the_mistakes_are_not_the_sentence() -> None:
 def test_nothing_done_scores_nothing() -> None:
     figures = score_corrections(["a b"], ["a c"], ["a b"])
     assert set(figures.values()) == {0.0}
-    with pytest.raises(DataError, match=r"^there is nothing to score: 0 rows; expected at least one with its"):
+    with pytest.raises(DataError, match=r"^no rows to score; expected at least one row with a"):
         score_corrections([], [], [])
 
 

@@ -110,7 +110,7 @@ def test_evaluate_scores_the_vectors_of_any_model(tmp_path: Path) -> None:
     assert found.results()["rows"] == 3
     with pytest.raises(RequestError, match="your own files have no split 'test'"):
         evaluate(folder, source, split="test")
-    with pytest.raises(RequestError, match="longest is 3, which only applies to answers in texts"):
+    with pytest.raises(RequestError, match="longest is 3, which applies only to question answering"):
         evaluate(folder, source, longest=3)
 
 

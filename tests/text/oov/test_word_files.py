@@ -80,7 +80,7 @@ WORDS, ENTITIES, SIMILAR = read_word_list, read_entities, read_similar_character
         (ENTITIES, "m.tsv", b"x\t\n", r"m.tsv:1: 'x\\t' has 2 fields; expected"),
         (ENTITIES, "m.tsv", b"\tcat\n", r"m.tsv:1: '\\tcat' has 2 fields; expected"),
         (ENTITIES, "m.tsv", b"a\tb\tc\td\n", r"m.tsv:1: 'a\\tb\\tc\\td' has 4 fields; expected"),
-        (ENTITIES, "m.jsonl", b"{\n", r"m.jsonl:1: not JSON \(.*\); expected an object per line$"),
+        (ENTITIES, "m.jsonl", b"{\n", r"m.jsonl:1: not JSON \(.*\); expected one JSON object per line$"),
         (ENTITIES, "m.jsonl", b"[" * 100_000, r"m.jsonl:1: not JSON"),
         (ENTITIES, "m.jsonl", b'\n["x"]\n', r"m.jsonl:2: '\[\"x\"\]'; expected {\"surface\": .*the type optional$"),
         (ENTITIES, "m.jsonl", b'{"surface": "x", "word": "y"}', r"m.jsonl:1: .*; expected {"),

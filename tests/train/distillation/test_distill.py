@@ -383,7 +383,7 @@ def test_what_was_fitted_to_the_teacher_is_not_the_students(deep: Path, rows: So
 
 
 def test_rows_are_held_to_the_labels_of_the_teacher(teacher: Path, tmp_path: Path) -> None:
-    """Rows with only some of the teacher's labels are encoded with the teacher's label numbers."""
+    """Rows with only some of the teacher's labels are encoded with the teacher's label IDs."""
     some = [row for row in make_rows(60) if row["label"] == "winter"]
     dev = write(tmp_path / "dev.csv", make_rows(20, 1))
     run = distill(Source("classify", write(tmp_path / "a.csv", some), dev), teacher, tmp_path / "run", settings=QUICK)
@@ -433,7 +433,8 @@ def test_rows_without_labels_that_teach_nothing_are_refused(
     tags = make_source("tag", tmp_path)
     tagger = run_finetuning(tags, base, tmp_path / "tagger", settings=tuning)
     with pytest.raises(
-        ConfigError, match="rows without labels only work with labels and numbers of texts; this task is to tag"
+        ConfigError,
+        match="rows without labels are supported only for classification and regression; the task here is tag",
     ):
         distill(tags, tagger, tmp_path / "run", unlabelled=tmp_path / "more.txt", settings=QUICK)
     pairs = write(tmp_path / "pairs.csv", [{**row, "other": "the river"} for row in make_rows(40)])
@@ -457,7 +458,9 @@ def test_rows_without_labels_of_a_published_task_have_its_columns(tmp_path: Path
 
 
 def test_teacher_of_another_task_is_refused(base: Path, teacher: Path, rows: Source, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="regress needs a teacher fine-tuned to regress; this one does classify"):
+    with pytest.raises(
+        RequestError, match="regress needs a teacher fine-tuned to regress; this one is fine-tuned to classify"
+    ):
         distill(replace(rows, task="regress"), teacher, tmp_path / "run", settings=QUICK)
     with pytest.raises(RequestError, match="needs a teacher fine-tuned to classify; this one has the heads: mlm, nsp"):
         distill(rows, base, tmp_path / "run", settings=QUICK)

@@ -288,7 +288,7 @@ def test_weights_of_nothing_ask_nothing_of_the_teacher(monkeypatch: pytest.Monke
 
 
 def test_temperature_of_a_large_number_compares_the_logits_themselves() -> None:
-    """At a high temperature, the gradient is that of the squared error of centred logits.
+    """At a high temperature, the gradient equals the gradient of the squared error of centred logits.
 
     See Hinton et al. (2015), section 2.1.
     """

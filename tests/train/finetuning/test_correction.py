@@ -209,4 +209,4 @@ def test_invalid_input_is_rejected(base: Path, rows: Path, tmp_path: Path) -> No
     )
     folder = load_folder(base)
     save_folder(replace(folder, model=with_heads(folder.model, (), keep=False, seed=0)), tmp_path / "headless")
-    refused("headless: no masked-word head; train one with", CheckpointError, model=tmp_path / "headless")
+    refused("headless: no masked-LM head; train one with", CheckpointError, model=tmp_path / "headless")

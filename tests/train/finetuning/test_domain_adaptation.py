@@ -163,7 +163,7 @@ def test_training_rows_that_hold_what_is_scored_are_not_read(base: Path, tmp_pat
 def test_what_fine_tuning_refuses_is_refused_before_anything_is_read(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     domain = write_domain(tmp_path / "domain.txt")
-    with pytest.raises(ConfigError, match="stride only applies to answers in long contexts"):
+    with pytest.raises(ConfigError, match="stride applies only to question answering over long contexts"):
         adapt(source, [domain], base, tmp_path / "run", adaptation=QUICK, settings=replace(FAST, stride=8))
     assert not (tmp_path / "run").exists()
 

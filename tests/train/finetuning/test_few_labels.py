@@ -184,7 +184,7 @@ def test_run_is_an_ordinary_folder(embedder: Path, source: Source, tmp_path: Pat
     assert line.endswith(" by 5-fold cross-validation of 40 rows")
     assert line.removeprefix("few labels: ") in (run / "model" / "README.md").read_text("utf-8")
     assert not any("learning rate" in output for output in listener.said), "there are no training steps"
-    # The encoder is that of the base; logits equal a scikit-learn head on its vectors.
+    # The encoder equals the base model's; logits equal a scikit-learn head on its vectors.
     before, after = load_folder(embedder).model.state_dict(), load_folder(run).model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in after if name.startswith("encoder."))
     texts = [row["text"] for row in make_rows(40)]
@@ -236,7 +236,7 @@ def test_linear_start_is_refused_where_it_means_nothing(embedder: Path, tmp_path
     (tmp_path / "tags.txt").write_text("winter B-X\nriver O\n\n" * 20, "utf-8")
     settings = FinetuneSettings(linear_start=True, max_length=16)
     with pytest.raises(
-        ConfigError, match="linear_start only applies to labels and numbers of texts; this task is to tag"
+        ConfigError, match="linear_start applies only to classification and regression; the task here is tag"
     ):
         run_finetuning(Source("tag", tmp_path / "tags.txt"), embedder, tmp_path / "run", settings=settings)
 
@@ -485,14 +485,14 @@ def test_refused_tasks(embedder: Path, tmp_path: Path) -> None:
     rows = [row | {"label": "1"} for row in make_rows(20)]
     path = write(tmp_path / "rows.csv", rows)
     with pytest.raises(
-        ConfigError, match="contrastive only applies to rows with one label each; this task is to regress"
+        ConfigError, match="contrastive applies only to rows with one label each; the task here is regress"
     ):
         run_finetuning(Source("regress", path), embedder, tmp_path / "run", settings=CONTRASTIVE)
     with pytest.raises(ConfigError, match="few is True, which training for similarity does not support"):
         run_finetuning(Source("similarity", path), embedder, tmp_path / "run", settings=FinetuneSettings(few=True))
     tags = write(tmp_path / "tags.jsonl", [{"text": "a b", "label": "O O"}])
     tags.write_text('{"tokens": ["a", "b"], "tags": ["O", "B-X"]}\n' * 20, "utf-8")
-    with pytest.raises(ConfigError, match="few only applies to labels and numbers of texts; this task is to tag"):
+    with pytest.raises(ConfigError, match="few applies only to classification and regression; the task here is tag"):
         run_finetuning(
             Source("tag", tags, text="tokens", label="tags"),
             embedder,

@@ -80,7 +80,7 @@ def test_balanced_weights_by_hand() -> None:
     assert balanced_weights(data).tolist() == pytest.approx([6 / 10, 6 / 2])
     flags = replace(rows, targets=[(1.0, 0.0)] * 4 + [(0.0, 1.0)] * 2)
     assert balanced_weights(replace(data, kind=MULTILABEL, train=flags)).tolist() == [0.5, 2.0]
-    with pytest.raises(ConfigError, match="class_weights only apply to labels of texts; this task is to regress"):
+    with pytest.raises(ConfigError, match="class_weights apply only to classification; the task here is regress"):
         check_kind(REGRESS, FinetuneSettings(class_weights="balanced"))
 
 
@@ -148,7 +148,7 @@ def test_calibration_travels_with_the_folder(base: Path, tmp_path: Path) -> None
 def test_calibration_of_numbers_is_refused(base: Path, tmp_path: Path) -> None:
     rows = [{"text": row["text"], "label": str(number)} for number, row in enumerate(make_rows(30))]
     source = Source("regress", write(tmp_path / "a.csv", rows))
-    with pytest.raises(ConfigError, match="calibrate only applies to labels of texts"):
+    with pytest.raises(ConfigError, match="calibrate applies only to classification"):
         run_finetuning(source, base, tmp_path / "run", settings=replace(FAST, calibrate=True))
     assert not (tmp_path / "run").exists(), "rejected before any work starts"
 
@@ -184,10 +184,14 @@ def test_windows_cover_text_that_truncation_loses(base: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("kind", "changed", "message"),
     [
-        ("tag", {"long_texts": "windows"}, "this task is to tag, which reads long texts in windows by itself"),
-        ("choose", {"long_texts": "head-tail"}, "this task is to choose, where options are cut"),
-        ("classify", {"stride": 64}, "stride only applies to answers in long contexts; this task is to classify"),
-        ("tag", {"longest_answer": 50}, "longest_answer only applies to answers in texts; this task is to tag"),
+        ("tag", {"long_texts": "windows"}, "the task here is tag, which processes long texts in windows by itself"),
+        ("choose", {"long_texts": "head-tail"}, "the task here is choose, where options are cut"),
+        (
+            "classify",
+            {"stride": 64},
+            "stride applies only to question answering over long contexts; the task here is classify",
+        ),
+        ("tag", {"longest_answer": 50}, "longest_answer applies only to question answering; the task here is tag"),
     ],
 )
 def test_settings_without_effect_are_rejected(

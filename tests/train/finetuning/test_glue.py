@@ -96,10 +96,12 @@ def test_a_tuned_model_answers_the_test_rows_of_its_task(base: Path, glue: Path,
     with pytest.raises(RequestError, match="the labels of mrpc are 0, 1; this model has entailment, not_entailment"):
         answer_test_rows(run, Source("mrpc", glue), tmp_path / "none")
     test.unlink()
-    with pytest.raises(DataError, match="no test file of rte is there"):
+    with pytest.raises(DataError, match="no test file of rte found"):
         answer_test_rows(run, Source("rte", glue), tmp_path / "none")
     assert not (tmp_path / "none").exists()
-    with pytest.raises(RequestError, match="sts-b needs a model fine-tuned to regress; this one does classify"):
+    with pytest.raises(
+        RequestError, match="sts-b needs a model fine-tuned to regress; this one is fine-tuned to classify"
+    ):
         answer_test_rows(run, Source("sts-b", glue), tmp_path / "none")
 
 
@@ -108,7 +110,7 @@ def test_what_cannot_be_is_refused(base: Path, glue: Path, tmp_path: Path) -> No
         finetune_glue(Source("glue", glue / "RTE"), base, tmp_path / "run")
     with pytest.raises(ConfigError, match="every task of GLUE has its own dev rows; leave out --dev"):
         finetune_glue(Source("glue", glue, glue / "RTE" / "dev.tsv"), base, tmp_path / "run")
-    with pytest.raises(ConfigError, match="calibrate only applies to labels of texts; this task is to regress"):
+    with pytest.raises(ConfigError, match="calibrate applies only to classification; the task here is regress"):
         finetune_glue(Source("glue", glue), base, tmp_path / "run", settings=FinetuneSettings(calibrate=True))
     assert not (tmp_path / "run").exists(), "rejected before other tasks are trained"
     with pytest.raises(ConfigError, match="GLUE has dev sets; leave out --folds"):

@@ -121,7 +121,7 @@ def test_what_cannot_be_made_is_refused(base: Path, source: Source, tmp_path: Pa
         (tmp_path / kind).mkdir()
         other = make_source(kind, tmp_path / kind)
         with pytest.raises(
-            ConfigError, match=f"augment only applies to labels and numbers of texts; this task is to {kind}"
+            ConfigError, match=f"augment applies only to classification and regression; the task here is {kind}"
         ):
             run_finetuning(other, base, tmp_path / "run", settings=settings_of("edits", max_length=32))
     tuned = run_finetuning(source, base, tmp_path / "tuned", settings=FAST)

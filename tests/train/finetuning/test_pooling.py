@@ -201,7 +201,8 @@ def test_refused_where_nothing_is_pooled(base: Path, tmp_path: Path) -> None:
     (tmp_path / "tags.txt").write_text("winter B-X\nriver O\n\n" * 20, "utf-8")
     settings = replace(FAST, pooling="mean")
     with pytest.raises(
-        ConfigError, match="pooling only applies to labels, numbers and choices of texts; this task is to tag"
+        ConfigError,
+        match="pooling applies only to classification, regression and multiple choice; the task here is tag",
     ):
         run_finetuning(Source("tag", tmp_path / "tags.txt"), base, tmp_path / "run", settings=settings)
     row = {"question": "who", "context": "the winter", "answers": {"text": ["winter"], "answer_start": [4]}}
@@ -209,7 +210,8 @@ def test_refused_where_nothing_is_pooled(base: Path, tmp_path: Path) -> None:
         "".join(f"{json.dumps(row | {'id': str(number)})}\n" for number in range(20)), "utf-8"
     )
     with pytest.raises(
-        ConfigError, match="pooling only applies to labels, numbers and choices of texts; this task is to answer"
+        ConfigError,
+        match="pooling applies only to classification, regression and multiple choice; the task here is answer",
     ):
         run_finetuning(Source("answer", tmp_path / "answers.jsonl"), base, tmp_path / "run", settings=settings)
     assert not (tmp_path / "run").exists()

@@ -261,7 +261,7 @@ def test_searches_are_compared_by_seed_and_row(base: Path, source: Source, tmp_p
     assert compare_searches(*runs) == expected
     assert compare_searches(runs[0], runs[0]) == Difference(0.0, 0.0, 0.0)
     one = search(source, base, tmp_path / "one", settings=replace(FAST, seed=1))
-    with pytest.raises(DataError, match=r"slow has the seeds \[0, 1\], .*one \[1\]; compare runs over the same seeds"):
+    with pytest.raises(DataError, match=r"slow has the seeds \[0, 1\], but .*one has \[1\]; compare the same seeds"):
         compare_searches(runs[0], one)
     as_of_version_01(runs[1])
     scores = [[row.score for row in read_cells(run)] for run in runs]
@@ -335,7 +335,7 @@ def test_folds_need_rows_and_no_dev_set(base: Path, source: Source, tmp_path: Pa
     few = Source("classify", write(tmp_path / "few.csv", make_rows(4)))
     with pytest.raises(ConfigError, match="4 rows cannot be split into 5 folds"):
         search(few, base, tmp_path / "few", settings=FAST, search_settings=SearchSettings(folds=5))
-    with pytest.raises(ConfigError, match="context only applies to tagging"):
+    with pytest.raises(ConfigError, match="context applies only to tagging"):
         search(
             source,
             base,

@@ -90,7 +90,7 @@ def test_a_model_without_the_head_is_named(base: Path, text: Path, tmp_path: Pat
     bare = ModelFolder(with_heads(loaded.model, ["nsp"], keep=True, seed=0), loaded.tokenizer)
     save_folder(bare, tmp_path / "bare")
     with pytest.raises(
-        CheckpointError, match=r"bare: no masked-word head \(heads: nsp\); train one with 'cloze pretrain"
+        CheckpointError, match=r"bare: no masked-LM head \(heads: nsp\); train one with 'cloze pretrain"
     ):
         evaluate_masked_words([text], tmp_path / "bare")
 

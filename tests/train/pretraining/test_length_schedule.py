@@ -57,12 +57,12 @@ def test_what_would_end_the_second_phase_is_told_before_the_first(data: Path) ->
     phases = open_phases(data, TWO)
     phases.check(4, 1)
     with pytest.raises(
-        ConfigError, match="batch_size is 4 for sequences of 32 tokens, but 5 processes with 1 parts each share it"
+        ConfigError, match="batch_size is 4 for sequences of 32 tokens, too small to divide among 5 processes with 1 "
     ):
         phases.check(5, 1)
     with pytest.raises(
         ConfigError,
-        match=r"batch_size is 8 for sequences of 16 tokens, but 3 processes with 3 parts each share it; .* at least 9",
+        match=r"batch_size is 8 for sequences of 16 tokens, too small to divide among 3 processes .* at least 9",
     ):
         phases.check(3, 3)
 

@@ -169,5 +169,5 @@ def test_excess_memory_is_reported_by_plan_and_rejected_by_pretrain(
         pretrain(data, tmp_path / "run", settings=LARGE)
     assert not (tmp_path / "run").exists()
     pretrain(data, tmp_path / "run", settings=replace(LARGE, accumulate=32, steps=1))
-    with pytest.raises(ConfigError, match="but 30 MB are available"):
+    with pytest.raises(ConfigError, match="but 30 MB is available"):
         plan(data, settings=replace(LARGE, preset="small"))

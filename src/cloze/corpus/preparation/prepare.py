@@ -92,10 +92,10 @@ def prepare(
     Args:
         texts: Plain text, JSONL or Parquet files, or documents in memory as for ``train_vocabulary``.
         vocab: Folder with a vocabulary or model, folder of a run, or name of a shipped model.
-        out: Folder to write. Unfinished work is in ``OUT.partial``.
+        out: Folder to write to. Unfinished work is in ``OUT.partial``.
         settings: All settings that affect the result.
         engine: Where the work runs: worker processes on this machine, Slurm or Ray.
-        fresh: Replace an existing corpus, and discard unfinished work with other settings.
+        fresh: Replace an existing corpus, and discard unfinished work that was started with other settings.
         progress: Receives progress and messages.
 
     Returns:
@@ -216,7 +216,7 @@ class _Work:
         if saved is not None and not changes:
             self._plan = self._make_plan(saved.texts, recipe, saved.dtype)
         elif (self.folder / MANIFEST).is_file() and saved is None and read_manifest(self.folder)["recipe"] == recipe:
-            # The process was killed between the last two steps: only the renaming is missing.
+            # The process was killed between the last two steps: only the rename is left to do.
             texts: list[ShardText] = [()] * len(read_manifest(self.folder)["shards"])
             self._plan = self._make_plan(texts, recipe, read_manifest(self.folder)["dtype"])
         else:

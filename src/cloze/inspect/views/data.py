@@ -257,7 +257,9 @@ def trace_forward(model: Model, text: str, pair: str | None = None, *, read_mask
         read_mask: Treat ``[MASK]`` in the text as a blank.
     """
     if pair is not None and model.bert.config.segments < 2:
-        raise RequestError("this model has one segment and does not support pairs of texts; give a single text")
+        raise RequestError(
+            "this model has only one segment type and does not support pairs of texts; give a single text"
+        )
     encoding = model.tokenizer(text, pair, read_mask=read_mask)
     batch = collate([encoding], model.tokenizer.pad_id, model.device)
     output = model.bert.encode(batch.ids, batch.segments, keep_states=True, keep_attentions=True)

@@ -1,6 +1,6 @@
 """Hidden states layer by layer: the logit lens, and each token's nearest neighbours.
 
-The logit lens applies the masked-word head to the states of every layer. The head was trained only on the last layer;
+The logit lens applies the masked-LM head to the states of every layer. The head was trained only on the last layer;
 its output for other layers shows where a word is decided, but is not a prediction of the model. The neighbours of a
 token are the tokens of the text with the most similar states, and the vocabulary pieces with the most similar input
 embeddings.
@@ -54,14 +54,14 @@ def choose_positions(ids: Sequence[int], mask_id: int, most: int = MAX_POSITIONS
 def fill_layers(
     bert: Backbone, tokenizer: Tokenizer, states: Sequence[Tensor], places: Sequence[int], top: int = TOP_WORDS
 ) -> LayerFills:
-    """Apply the masked-word head to the states of every layer.
+    """Apply the masked-LM head to the states of every layer.
 
     Args:
-        bert: A model with a masked-word head.
+        bert: A model with a masked-LM head.
         tokenizer: Its tokenizer.
         states: L + 1 tensors (T, H), the embeddings first.
-        places: Token indices.
-        top: Number of words per position.
+        places: Indices of the tokens to predict.
+        top: Number of words per place.
     """
     layers = []
     for state in states:  # one layer at a time, to hold only (N, V) probabilities

@@ -91,7 +91,7 @@ def with_whitening(
 
 @dataclass(frozen=True)
 class Geometry:
-    """How vectors are distributed.
+    """The distribution of vectors.
 
     ``anisotropy`` is the mean cosine of random pairs, 0 for isotropic vectors (Ethayarajh 2019). ``first_share`` and
     ``first_ten_share`` are the fractions of the variance in the first direction and in the first ten. ``uniformity`` is

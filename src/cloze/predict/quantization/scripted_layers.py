@@ -5,7 +5,7 @@ TorchScript is deprecated in PyTorch, and only this file uses it; to remove it, 
 longer than computing them. CPU time of eager layers relative to these, in two runs of ``benchmarks/eager_layers.py``
 (all-MiniLM-L6-v2, one thread, a shared machine): 1.65 and 1.85 for one short text, 1.16 and 1.19 for many short texts,
 1.06 and 1.20 for paragraphs. TorchScript also releases the interpreter lock, so a service can accept requests in the
-meantime. The operations and their order are those of the plain int8 layers, so results are bit-identical.
+meantime. The operations and their order are the same as in the plain int8 layers, so results are bit-identical.
 
 Dimensions: N tokens of all sequences, M requested positions, H hidden size, A heads, D head size.
 """

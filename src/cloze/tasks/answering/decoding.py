@@ -130,7 +130,9 @@ def rank_answers(
     if len(questions) != len(contexts):
         raise RequestError(f"{len(questions)} questions, but {len(contexts)} contexts; expected one for each")
     if predictor.bert.config.segments < 2:
-        raise RequestError("this model cannot separate context and question (it has one segment); use another model")
+        raise RequestError(
+            "this model cannot separate context and question (it has only one segment type); use another model"
+        )
     readings = list(read_contexts(predictor.tokenizer, questions, contexts))
     firsts = [reading.windows[0].encoding for reading in readings]
     predictor.warnings.cut(firsts, "questions are long and were cut, to leave room for their texts")

@@ -257,8 +257,8 @@ def _cell_answers(column: str, record: Record) -> list[Found]:
         texts, starts = answers.get("text"), answers.get("answer_start")
     else:
         raise RowError(
-            f"{record.place}: this row has no {column!r}; it has: {', '.join(cells)}; name the answers with "
-            f"{format_option('label')}"
+            f"{record.place}: this row has no {column!r}; it has: {', '.join(cells)}; name the column of "
+            f"the answers with {format_option('label')}"
         )
     if not isinstance(texts, list):
         texts, starts = [texts], [starts]

@@ -87,7 +87,7 @@ _SCRIPTS: Mapping[str, Callable[[Sequence[AnswerPrediction]], RowScoresByMetric]
 def row_scores(metrics: Sequence[str], predictions: Sequence[AnswerPrediction]) -> RowScoresByMetric:
     """Return each question's scores by the script with these metrics; NaN where a score excludes the question."""
     if not predictions:
-        raise DataError("there is nothing to score: 0 questions; expected at least one with its answers")
+        raise DataError("no questions to score; expected at least one question with answers")
     (script,) = (script for name, script in _SCRIPTS.items() if name in metrics)
     return script(predictions)
 

@@ -51,7 +51,9 @@ def option_logits(predictor: Predictor, prompts: Sequence[str], options: Sequenc
         if len(own) < 2:
             raise RequestError(f"{len(own)} options; expected at least 2")
     if predictor.bert.config.segments < 2:
-        raise RequestError("this model cannot separate option and prompt (it has one segment); use another model")
+        raise RequestError(
+            "this model cannot separate option and prompt (it has only one segment type); use another model"
+        )
     encoded = encode_options(predictor.tokenizer, prompts, options)
     flat = [encoding for own in encoded for encoding in own]
     longest = predictor.tokenizer.max_length

@@ -165,8 +165,8 @@ def _options(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
     for name in columns:
         if name not in row.fields:
             raise RowError(
-                f"{row.place}: this row has no {name!r}; it has: {', '.join(row.fields)}; name the options with "
-                f"{format_option('options')}"
+                f"{row.place}: this row has no {name!r}; it has: {', '.join(row.fields)}; name the column or columns "
+                f"of the options with {format_option('options')}"
             )
     if len(columns) > 1:
         cells = [row.fields[name] for name in columns]

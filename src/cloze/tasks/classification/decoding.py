@@ -212,9 +212,8 @@ def calibrate_texts(predictor: Predictor, examples: Examples, metrics: Sequence[
     """Fit temperature and threshold on rows with labels."""
     task = predictor.task
     if task is None or not isinstance(examples, LabelledTexts):
-        raise ConfigError(
-            f"calibrate only applies to labels of texts; this model is to {task.kind if task else 'do nothing'}"
-        )
+        state = f"is fine-tuned to {task.kind}" if task else "is not fine-tuned"
+        raise ConfigError(f"calibrate applies only to classification; this model {state}")
     logits = predictor.logits(examples.texts, examples.pairs)
     targets = examples.targets
     assert targets is not None, "dev rows have labels"

@@ -174,7 +174,7 @@ def _read(targets: TargetType, rows: RowFile, source: Source, labels: LabelSet |
 
 
 def _count_skipped(rows: RowFile, examples: LabelledTexts) -> LabelledTexts:
-    """Add the counts of rows that could not be read to those of rows with bad targets."""
+    """Add the number of unreadable rows to the number of rows with bad targets."""
     return replace(examples, skipped=examples.skipped + rows.skipped, unlabelled=rows.unlabelled)
 
 

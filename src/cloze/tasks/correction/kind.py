@@ -17,7 +17,7 @@ DEFAULT_THRESHOLD = 0.9  # minimum confidence of a correction
 
 CORRECTION = TaskKind(
     name=CORRECTION_NAME,
-    summary="Train the masked-word head to correct mistakes in texts.",
+    summary="Train the masked-LM head to correct mistakes in texts.",
     operation="correct",
     head="mlm",
     metrics=("correction_f1",),
@@ -38,7 +38,8 @@ class CorrectionSettings:
     mistakes: float = 0.001
     """For correction: prior probability that a given wrong character or word is written instead of the right one."""
     similar: Path | None = None
-    """For correction: a file of confusions; a line has a word or character, a tab, colon or space, and confusions."""
+    """For correction: a file of confusion sets; each line is a word or character, then a tab, colon or space, then what
+    it may be confused with."""
     protect: Path | None = None
     """For correction: a file of words that are never changed, one per line."""
 

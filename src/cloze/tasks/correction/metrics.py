@@ -72,7 +72,7 @@ def _units(text: str) -> list[str]:
 def score_corrections(sources: Sequence[str], targets: Sequence[str], corrected: Sequence[str]) -> dict[str, float]:
     """Return all scores; the first one selects models."""
     if not sources:
-        raise DataError("there is nothing to score: 0 rows; expected at least one with its correction")
+        raise DataError("no rows to score; expected at least one row with a correction")
     rows = CorrectedRows(sources, targets, corrected)
     return {name: float(values[0]) for name, values in rows.scores(np.ones((1, len(rows)))).items()}
 

@@ -103,7 +103,7 @@ def _parse_json(line: str, place: str) -> Entity:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: not JSON ({str(error)[:80]}); expected an object per line") from error
+        raise DataError(f"{place}: not JSON ({str(error)[:80]}); expected one JSON object per line") from error
     expected = 'expected {"surface": "...", "words": "...", "type": "..."}, the type optional'
     if not isinstance(values, dict) or not set(values) <= {"surface", "words", "type"}:
         raise DataError(f"{place}: {line[:50]!r}; {expected}")

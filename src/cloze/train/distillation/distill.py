@@ -1,8 +1,8 @@
 """``cloze distill``: knowledge distillation of a fine-tuned teacher into a smaller student.
 
-Driver, loop and run are those of fine-tuning. The rows must have the teacher's labels, and are encoded as the teacher
-encodes them. The student is saved as a model folder, with a report that compares the size, speed and score of teacher
-and student.
+It uses the driver, loop and run of fine-tuning. The rows must use the teacher's label set, and are encoded as the
+teacher encodes them. The student is saved as a model folder, with a report that compares the size, speed and score of
+teacher and student.
 """
 
 import re
@@ -151,7 +151,11 @@ def _load_teacher(model: str | Path, source: Source) -> ModelFolder:
     teacher = load_any(find_source(model))
     task = teacher.task
     if task is None or task.kind != kind.name or kind.head not in teacher.model.head_names:
-        actual = f"does {task.kind}" if task else f"has the heads: {', '.join(teacher.model.head_names) or 'none'}"
+        actual = (
+            f"is fine-tuned to {task.kind}"
+            if task
+            else f"has the heads: {', '.join(teacher.model.head_names) or 'none'}"
+        )
         raise RequestError(f"{model}: {source.task} needs a teacher fine-tuned to {kind}; this one {actual}")
     has_lora = teacher.adapter is not None and teacher.adapter.attachment.kind == "lora"
     return replace(teacher, model=without_attachment(teacher.model) if has_lora else teacher.model, adapter=None)

@@ -139,7 +139,7 @@ class DistillObjective(nn.Module):
             keep_states=self._states or (reader is not None and reader.needs_states),
             keep_attentions=self._attention,
         )
-        # The head of a teacher may be on frozen states; the states that are compared are the ones it uses.
+        # A teacher's head may read frozen states; compare the states that the head reads.
         read = output.last if reader is None else reader.read(reader.choose(output), inputs.real)
         return task_logits(model, self.head, read, task.sizes, inputs.real), output
 

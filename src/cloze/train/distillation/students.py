@@ -30,7 +30,7 @@ _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
 
 def make_student(teacher: ModelFolder, settings: DistillSettings) -> Backbone:
-    """Return a student whose only head is that of the teacher's task."""
+    """Return a student with a single head, for the teacher's task."""
     assert teacher.task is not None
     head = head_of(teacher.task.kind)
     if settings.student is not None:
@@ -143,7 +143,8 @@ def read_unlabelled(path: TableSource, source: Source, data: TaskData) -> Labell
     """Read one text per line, or a table with the columns of the training rows; every target is marked as missing."""
     if not isinstance(data.train, LabelledTexts):
         raise ConfigError(
-            f"{path}: rows without labels only work with labels and numbers of texts; this task is to {data.kind}"
+            f"{path}: rows without labels are supported only for classification and regression; "
+            f"the task here is {data.kind}"
         )
     paired = data.train.pairs is not None
     examples = _read(path, source, paired=paired)
@@ -157,7 +158,7 @@ def read_unlabelled(path: TableSource, source: Source, data: TaskData) -> Labell
 def _read(path: TableSource, source: Source, *, paired: bool) -> LabelledTexts:
     if not isinstance(path, Path) or is_table(path):
         published = find_published(source.task)
-        columns = source if published is None else published  # published tasks have columns of their own
+        columns = source if published is None else published  # published tasks have their own columns
         pair = columns.pair if paired else None
         rows = read_rows(path, text=columns.text, pair=pair, on_bad_row=source.on_bad_row or "stop")
         found = list(rows)

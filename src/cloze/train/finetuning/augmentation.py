@@ -1,7 +1,7 @@
 """Data augmentation for small training sets: changed copies of training rows, with the same labels.
 
 Contextual augmentation (Kobayashi, 2018; Wu et al., 2019) masks some words of a text and samples replacements from the
-predictions of the model's masked-word head. The edits of ``tasks/text_edits.py`` include replacement by synonyms, which
+predictions of the model's masked-LM head. The edits of ``tasks/text_edits.py`` include replacement by synonyms, which
 are read from a file or taken from the nearest neighbours among the model's token embeddings.
 
 The copies depend only on the rows, the seed and the model, so that a resumed run has the same rows. Dev rows are never
@@ -120,7 +120,7 @@ def _concatenate(rows: LabelledTexts, copies: Sequence[tuple[int, tuple[str, ...
 
 
 class ContextualAugmenter:
-    """Replaces words of texts with predictions of a model's masked-word head."""
+    """Replaces words of texts with predictions of a model's masked-LM head."""
 
     def __init__(self, model: Model, share: float = SHARE) -> None:
         if "mlm" not in model.heads:

@@ -1,8 +1,8 @@
 """``cloze finetune correction``: train a model on texts with mistakes and their corrections.
 
-The model encodes the text with its mistakes, unmasked. At every word that is a single token, the masked-word head
+The model encodes the text with its mistakes, unmasked. At every word that is a single token, the masked-LM head
 predicts the correct word, which is usually the one that is there. This is ``correction`` masking with mistakes made by
-people. Loop and run are those of fine-tuning.
+people. Training uses the loop and run of fine-tuning.
 
 Dimensions: B texts of a batch, T tokens, M tokens with a target, V vocabulary.
 """
@@ -169,9 +169,9 @@ def correction_items(rows: Corrections, tokenizer: Tokenizer, progress: Progress
 
 
 def _start(base: ModelFolder, name: str, settings: ResolvedSettings) -> ModelFolder:
-    """Return the model with its masked-word head; a new head would have to learn the language from the rows."""
+    """Return the model with its masked-LM head; a new head would have to learn the language from the rows."""
     if "mlm" not in base.model.heads:
-        raise CheckpointError(f"{name}: no masked-word head; train one with 'cloze pretrain --model {name}'")
+        raise CheckpointError(f"{name}: no masked-LM head; train one with 'cloze pretrain --model {name}'")
     bert = with_heads(base.model, ["mlm"], keep=True, seed=settings.seed, dropout=settings.dropout)
     freeze_lowest(bert, settings.freeze_layers)
     if bert.pooler is not None:

@@ -106,7 +106,7 @@ class _NgramIndex:
         return dict.fromkeys(place for places in self._places.values() for place in places)
 
     def find(self, document: Sequence[str]) -> set[str]:
-        """Return the locations of the rows that occur in a document."""
+        """Return the source locations of the rows whose text occurs in the document."""
         words = _words(" ".join(document))
         ngrams = (ngram for length in self._lengths for ngram in _ngrams(words, length))
         return {place for ngram in ngrams for place in self._places.get(ngram, ())}
@@ -131,8 +131,8 @@ def read_test_file(source: Source, path: TableSource) -> list[PlacedTexts]:
     spec = find_task(source.task)
     if spec.published:
         raise ConfigError(
-            f"test is {path}, but {source.task} has test files of its own, which are checked anyway; "
-            f"leave it out, or use the task {spec.kind} for your own files"
+            f"test is {path}, but {source.task} has its own test files, which are always evaluated; "
+            f"omit test, or use the task {spec.kind} for your own files"
         )
     assert spec.kind.read_texts is not None, "kinds with labels can read texts without them"
     return spec.kind.read_texts(source, path)

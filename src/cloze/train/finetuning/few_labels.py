@@ -154,7 +154,7 @@ def choose_strength(
     totals = np.zeros(len(strengths))
     for fold in folds:
         fitted, head = np.delete(np.arange(len(vectors)), fold), None
-        # Each fit starts from that of the next smaller strength, which is close.
+        # Each fit starts from the solution for the next smaller strength, which is close.
         for index, strength in enumerate(strengths):
             head = fit_head(vectors[fitted], goals[fitted], loss, strength, head)
             totals[index] += loss(head(vectors[fold]), goals[fold])[0].sum()

@@ -81,7 +81,7 @@ def finetune_clue(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Fine-tune on each task of CLUE and evaluate on its dev rows; the arguments are those of ``finetune_glue``.
+    """Fine-tune on each task of CLUE and evaluate on its dev rows; takes the arguments of ``finetune_glue``.
 
     Returns:
         The folder ``out``, with a run per task and the average of the tasks.

@@ -341,7 +341,7 @@ def compare_searches(first: Path, second: Path) -> Difference | None:
     cells = [[row for row in read_cells(folder) if row.part == "seeds"] for folder in (first, second)]
     seeds = [[row.settings["seed"] for row in rows] for rows in cells]
     if not seeds[0] or seeds[0] != seeds[1]:
-        raise DataError(f"{first} has the seeds {seeds[0]}, {second} {seeds[1]}; compare runs over the same seeds")
+        raise DataError(f"{first} has the seeds {seeds[0]}, but {second} has {seeds[1]}; compare the same seeds")
     one, other = (_read_runs(folder, rows) for folder, rows in zip((first, second), cells, strict=True))
     scores = ([row.score for row in rows] for rows in cells)
     return runs_difference(one, other) if one and other else paired_t_difference(*scores)

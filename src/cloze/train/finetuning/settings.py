@@ -75,7 +75,7 @@ class FinetuneSettings:
     patience: int = 0
     """Early stopping: epochs without a better dev score before training stops; the best weights are kept. 0: off."""
     calibrate: bool = False
-    """For classify and multilabel: fit a temperature of the probabilities and a decision threshold on the dev rows."""
+    """For classify and multilabel: fit a temperature for the probabilities and a decision threshold on the dev rows."""
     adapter: AdapterKind | None = None
     """Freeze the model and train an adapter: houlsby (two bottlenecks per layer) or lora (low-rank updates)."""
     adapter_size: int | None = None
@@ -262,7 +262,7 @@ class SimilaritySettings:
     temperature: float = 0.05
     """For similarity: temperature of the softmax over cosines; lower values weight hard negatives more."""
     vectors: str | None = None
-    """For similarity: the pooling to train, such as mean, mean_words, cls or pooler; by default, the model's."""
+    """For similarity: the pooling to train with, such as mean, mean_words, cls or pooler; by default, the model's."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -366,7 +366,7 @@ class AdaptSettings:
     def pretraining(self, steps: int, finetuning: FinetuneSettings) -> PretrainSettings:
         """Return the settings of one stage: masked words only, since a task's rows have no next sentences.
 
-        Precision, accumulation and checkpointing are those of the fine-tuning.
+        Precision, accumulation and checkpointing are taken from the fine-tuning settings.
         """
         return PretrainSettings(
             steps=steps,

@@ -3,7 +3,7 @@
 Texts alone (SimCSE, Gao et al. 2021): each text is encoded twice with different dropout, and must identify its second
 encoding among the other texts of the batch. Matching pairs: each first text must identify its second one. Pairs with
 scores or 0/1 labels: the order of the cosines must match that of the scores (CoSENT, Su 2022), or the cosine must equal
-the score (cosine regression, Reimers and Gurevych 2019). Loop and run are those of fine-tuning.
+the score (cosine regression, Reimers and Gurevych 2019). Training uses the loop and run of fine-tuning.
 
 Dimensions: B texts or pairs of a batch, H hidden size.
 """
@@ -331,7 +331,7 @@ def _start(
     if data.partners is None and not bert.config.dropout > 0:
         raise ConfigError("dropout is 0, so both encodings of a text would be equal; use 0.1, or rows with pairs")
     freeze_lowest(bert, settings.freeze_layers)
-    # The saved model keeps its own maximum length; that of the settings only applies to training.
+    # The saved model keeps its own maximum length; the maximum length in the settings applies only to training.
     return ModelFolder(bert, base.tokenizer, None, EmbeddingSettings(pooling, normalize=True))
 
 

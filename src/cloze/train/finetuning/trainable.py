@@ -265,29 +265,31 @@ def check_kind(kind: TaskKind, settings: FinetuneSettings) -> None:
     """Reject settings that this kind of task would silently ignore."""
     if settings.context and "context" not in kind.settings:
         raise ConfigError(
-            f"context only applies to tagging, whose rows are sentences of documents; this task is to {kind}"
+            f"context applies only to tagging, whose rows are sentences of documents; the task here is {kind}"
         )
     if settings.calibrate and kind.calibrate is None:
-        raise ConfigError(f"calibrate only applies to labels of texts; this task is to {kind}")
+        raise ConfigError(f"calibrate applies only to classification; the task here is {kind}")
     if settings.pooling is not None and kind.head not in POOLED_HEADS:
-        raise ConfigError(f"pooling only applies to labels, numbers and choices of texts; this task is to {kind}")
+        raise ConfigError(
+            f"pooling applies only to classification, regression and multiple choice; the task here is {kind}"
+        )
     if settings.linear_start and "few" not in kind.settings:
-        raise ConfigError(f"linear_start only applies to labels and numbers of texts; this task is to {kind}")
+        raise ConfigError(f"linear_start applies only to classification and regression; the task here is {kind}")
     if settings.class_weights != "none" and "class_weights" not in kind.settings:
-        raise ConfigError(f"class_weights only apply to labels of texts; this task is to {kind}")
+        raise ConfigError(f"class_weights apply only to classification; the task here is {kind}")
     if settings.augment != "none" and "augment" not in kind.settings:
         raise ConfigError(
-            f"augment only applies to labels and numbers of texts; this task is to {kind}, whose targets are "
+            f"augment applies only to classification and regression; the task here is {kind}, whose targets are "
             f"positions in the texts"
         )
     if settings.long_texts != "cut" and "long_texts" not in kind.settings:
         raise ConfigError(
-            f"long_texts only applies to labels and numbers of texts; this task is to {kind}, {kind.long_inputs}"
+            f"long_texts applies only to classification and regression; the task here is {kind}, {kind.long_inputs}"
         )
     if settings.stride != FinetuneSettings.stride and "stride" not in kind.settings:
-        raise ConfigError(f"stride only applies to answers in long contexts; this task is to {kind}")
+        raise ConfigError(f"stride applies only to question answering over long contexts; the task here is {kind}")
     if settings.longest_answer != FinetuneSettings.longest_answer and "longest_answer" not in kind.settings:
-        raise ConfigError(f"longest_answer only applies to answers in texts; this task is to {kind}")
+        raise ConfigError(f"longest_answer applies only to question answering; the task here is {kind}")
 
 
 def check_few(kind: TaskKind, settings: FinetuneSettings) -> None:
@@ -295,9 +297,11 @@ def check_few(kind: TaskKind, settings: FinetuneSettings) -> None:
     if not settings.few:
         return
     if "few" not in kind.settings:
-        raise ConfigError(f"few only applies to labels and numbers of texts; this task is to {kind}; leave it out")
+        raise ConfigError(f"few applies only to classification and regression; the task here is {kind}; leave it out")
     if settings.contrastive and kind.targets != "index":
-        raise ConfigError(f"contrastive only applies to rows with one label each; this task is to {kind}; leave it out")
+        raise ConfigError(
+            f"contrastive applies only to rows with one label each; the task here is {kind}; leave it out"
+        )
     if isinstance(settings, ResolvedSettings):
         return  # every value is set here; the given ones were checked before
     ignored = settings.chosen((*TRAINABLE_SETTINGS, *AUGMENTATION_SETTINGS))

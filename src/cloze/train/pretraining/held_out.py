@@ -216,7 +216,7 @@ def evaluate_masked_words(
     device: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """Return the masked-word loss of a model on text files, with its standard error, perplexity and accuracy.
+    """Return the masked-LM loss of a model on text files, with its standard error, perplexity and accuracy.
 
     To compare models with different vocabularies, use ``mlm_loss_per_word`` or ``mlm_loss_per_character``. ``reading``
     sets how the files are parsed; its ``held_out`` is ignored, so that all text is evaluated.
@@ -227,7 +227,7 @@ def evaluate_masked_words(
     if "mlm" not in loaded.model.heads:
         heads = ", ".join(loaded.model.head_names) or "none"
         raise CheckpointError(
-            f"{folder}: no masked-word head (heads: {heads}); train one with 'cloze pretrain --model {folder}'"
+            f"{folder}: no masked-LM head (heads: {heads}); train one with 'cloze pretrain --model {folder}'"
         )
     if settings.max_length > loaded.tokenizer.max_length:
         raise ConfigError(

@@ -95,8 +95,9 @@ class LengthSchedule:
             if fewest > phase.batch_size:
                 enough = -(-fewest * phase.max_length // first.max_length)
                 raise ConfigError(
-                    f"batch_size is {phase.batch_size} for sequences of {phase.max_length} tokens, but {processes} "
-                    f"processes with {accumulate} parts each share it; use a --batch-size of at least {enough}"
+                    f"batch_size is {phase.batch_size} for sequences of {phase.max_length} tokens, too small to "
+                    f"divide among {processes} processes with {accumulate} accumulation steps each; use a --batch-size "
+                    f"of at least {enough}"
                 )
             batches.check()
 
@@ -141,7 +142,7 @@ def step_memory(
     bf16: bool,
     split: int = 1,
 ) -> Estimate:
-    """Estimate parameters, operations and memory of the largest step; each part is divided into ``split`` once more."""
+    """Estimate parameters, operations and memory of the largest step, with each part further divided into ``split``."""
     largest = max(settings.length_phases(), key=lambda phase: (phase.tokens, phase.max_length))
     return estimate(
         config,

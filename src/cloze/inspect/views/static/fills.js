@@ -1,4 +1,4 @@
-// The predictions of each layer: the masked-word head applied to its states, for a number of words.
+// The predictions of each layer: the masked-LM head applied to its states, for a number of words.
 
 import { percent } from "./colours.js";
 import { source } from "./source.js";
@@ -14,7 +14,7 @@ let aimed = null; // { layer, place } under the pointer
 export const fills = {
   id: "fills",
   title: "Blanks",
-  help: "The masked-word head applied to each layer, with the last layer at the bottom. The head was trained only on the last layer: its output for other layers shows where a word is decided, but is not a prediction of the model.",
+  help: "The masked-LM head applied to each layer, with the last layer at the bottom. The head was trained only on the last layer: its output for other layers shows where a word is decided, but is not a prediction of the model.",
   controls: ["word"],
   fits: (facts) => facts.fills !== null,
   layout(width) {

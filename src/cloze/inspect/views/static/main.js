@@ -97,7 +97,7 @@ async function save(work) {
   } catch (error) {
     say(error.message);
   }
-  stage.refresh(); // restores the layout, which was that of the file
+  stage.refresh(); // restores the layout, which came from the file
 }
 
 function turnTheme() {
