@@ -115,9 +115,9 @@ def test_student_of_raw_text(run: Cloze, way: Way, tmp_path: Path) -> None:
     printed = run(*words, "--json")
     assert json.loads(printed.out) == {"folder": str(tmp_path / "run"), **results}
     assert run("embed", "a ship at sea", "--model", tmp_path / "run").code == 0
-    other = run(*words, "--rate", 1e-3)
+    other = run(*words, "--rate", 5e-4)
     assert other.code == 2
-    assert "learning_rate was 0.0005 and is now 0.001" in other.err.splitlines()[-1]
+    assert "learning_rate was 0.001 and is now 0.0005" in other.err.splitlines()[-1]
 
 
 def test_prepared_corpus_and_configuration_file(run: Cloze, way: Way, tmp_path: Path) -> None:

@@ -507,6 +507,15 @@ def test_shapes_are_checked_before_the_run_starts(text: Path, teacher: Path, tmp
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("width", "rate"), [(384, 1e-3), (512, 5e-4)])
+def test_default_learning_rate_depends_on_the_width(
+    text: Path, teacher: Path, width: int, rate: float, tmp_path: Path
+) -> None:
+    settings = replace(QUICK, learning_rate=None, hidden_size=width, layers=1, steps=1)
+    run = distill_text([text], teacher, tmp_path / "run", settings=settings)
+    assert json.loads((run / "run.json").read_text(encoding="utf-8"))["learning_rate"] == rate
+
+
 def test_too_little_text(teacher: Path, tmp_path: Path) -> None:
     path = tmp_path / "short.txt"
     path.write_text("One sentence. Another one.\n", encoding="utf-8")

@@ -14,8 +14,10 @@ from cloze.train.settings import LoopSettings, PrecisionName
 Take = Literal["first", "alternate"]
 WEIGHTS = ("labels_weight", "logits_weight", "states_weight", "attention_weight")
 
-# Default maximum length of a raw text in tokens.
+# Defaults of distillation on raw text: the maximum length of a text in tokens, and the learning rate. It was measured for
+# students of hidden size 256 and 384; wider ones get a lower rate.
 TEXT_LENGTH = 128
+TEXT_RATE, TEXT_RATE_ABOVE, WIDE = 1e-3, 5e-4, 384
 # What the student reproduces in distillation on raw text, and the settings that only one of these objectives has.
 TextObjective = Literal["vectors", "relations", "hidden"]
 _TEXT_OBJECTIVE_SETTINGS = {
@@ -180,8 +182,8 @@ class TextDistillSettings:
     """Batch size: texts per optimizer step."""
     accumulate: int = 1
     """Gradient-accumulation steps per batch; more steps need less memory and give the same result."""
-    learning_rate: float = 5e-4
-    """Peak learning rate."""
+    learning_rate: float | None = None
+    """Peak learning rate; by default 1e-3, or 5e-4 if the hidden size of the student is above 384."""
     warmup: float = 0.1
     """Fraction of the steps over which the learning rate warms up."""
     weight_decay: float = 0.01
@@ -242,7 +244,7 @@ class TextDistillSettings:
             accumulate=self.accumulate,
             checkpointing=self.checkpointing,
             max_length=TEXT_LENGTH if self.max_length is None else self.max_length,
-            learning_rate=self.learning_rate,
+            learning_rate=TEXT_RATE if self.learning_rate is None else self.learning_rate,
             warmup=self.warmup,
             weight_decay=self.weight_decay,
             dropout=self.dropout,

@@ -36,7 +36,14 @@ from cloze.text import Tokenizer
 from cloze.text.tokenizer_files import find_vocabulary
 from cloze.train.distillation.distill import describe_size, text_distillation_card
 from cloze.train.distillation.raw_text import TextBatches, TextSet, TextSources
-from cloze.train.distillation.settings import TEXT_LENGTH, TextDistillSettings, TextObjective
+from cloze.train.distillation.settings import (
+    TEXT_LENGTH,
+    TEXT_RATE,
+    TEXT_RATE_ABOVE,
+    WIDE,
+    TextDistillSettings,
+    TextObjective,
+)
 from cloze.train.distillation.students import make_text_student, tokenize_alike
 from cloze.train.distillation.teacher_vectors import TeacherVectors, Vectors, agreement_with_teacher
 from cloze.train.distillation.text_objective import (
@@ -86,6 +93,9 @@ def distill_text(
     settings = _resolve(teacher, str(model), settings, progress)
     pooler = (settings.pooling or teacher.embedding.pooling) == "pooler" and settings.objective == "vectors"
     student = make_text_student(teacher, settings, pooler=pooler, progress=progress)
+    if settings.learning_rate is None:
+        rate = TEXT_RATE if student.model.config.hidden_size <= WIDE else TEXT_RATE_ABOVE
+        settings = replace(settings, learning_rate=rate)
     alike = tokenize_alike(student.tokenizer, teacher.tokenizer)
     assert settings.split is not None
     assert settings.max_length is not None
