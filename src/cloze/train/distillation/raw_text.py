@@ -228,9 +228,9 @@ def _write(sources: TextSources, folder: Path, progress: Progress) -> None:
             if len(seen) % _BLOCK == 0:
                 progress.advance("encoding texts", len(seen), None)
     if len(seen) < FEWEST:
-        names = ", ".join(path.name for path in sources.paths)
+        place = ", ".join(path.name for path in sources.paths)
         raise DataError(
-            f"{names}: {len(seen)} different texts; expected at least {FEWEST}, and some hundred thousand for a good "
+            f"{place}: {len(seen)} different texts; expected at least {FEWEST}, and some hundred thousand for a good "
             "student"
         )
     for name, places in zip(names, ends, strict=True):

@@ -14,8 +14,8 @@ from cloze.train.settings import LoopSettings, PrecisionName
 Take = Literal["first", "alternate"]
 WEIGHTS = ("labels_weight", "logits_weight", "states_weight", "attention_weight")
 
-# Defaults of distillation on raw text: the maximum length of a text in tokens, and the learning rate. It was measured for
-# students of hidden size 256 and 384; wider ones get a lower rate.
+# Defaults of distillation on raw text: the maximum length of a text in tokens, and the learning rate. The rate was
+# measured for students of hidden size 256 and 384; wider ones get a lower one.
 TEXT_LENGTH = 128
 TEXT_RATE, TEXT_RATE_ABOVE, WIDE = 1e-3, 5e-4, 384
 # What the student reproduces in distillation on raw text, and the settings that only one of these objectives has.
