@@ -22,6 +22,7 @@ __all__ = [
     "PretrainSettings",
     "SearchSettings",
     "Source",
+    "TextDistillSettings",
     "VocabularySettings",
     "adapt",
     "convert",
@@ -62,6 +63,7 @@ _HOMES = {
     "SearchSettings": "cloze.train.finetuning.settings",
     "AdaptSettings": "cloze.train.finetuning.settings",
     "DistillSettings": "cloze.train.distillation.settings",
+    "TextDistillSettings": "cloze.train.distillation.settings",
     "Source": "cloze.tasks.rows",
     "ClozeError": "cloze.errors",
 }
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
     from cloze.predict import load as load
     from cloze.tasks.rows import Source as Source
     from cloze.train.distillation.settings import DistillSettings as DistillSettings
+    from cloze.train.distillation.settings import TextDistillSettings as TextDistillSettings
     from cloze.train.finetuning.python_api import FinetuneRun as FinetuneRun
     from cloze.train.finetuning.python_api import adapt as adapt
     from cloze.train.finetuning.python_api import distill as distill

@@ -204,3 +204,30 @@ def _expected(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return f"one of {', '.join(map(repr, get_args(annotation)))}"
     return "None" if annotation is NoneType else _NAMES.get(annotation, str(annotation))
+
+
+def command_flags(settings: Any) -> list[str]:
+    """Return the command-line flags of every setting of a dataclass whose value is not the default.
+
+    Example:
+        >>> command_flags(PretrainSettings(steps=100, checkpointing=True))
+        ['--steps', '100', '--checkpointing']
+    """
+    words = []
+    for field in fields(settings):
+        value, flag = getattr(settings, field.name), field.name.replace("_", "-")
+        if value == field.default:
+            continue
+        words.append(f"--no-{flag}" if value is False else f"--{flag}")
+        if not isinstance(value, bool):
+            words += map(str, value if isinstance(value, tuple) else (value,))
+    return words
+
+
+def check_given_once(more: Mapping[str, Any], *given: Any) -> Mapping[str, Any]:
+    """Return settings given by name; refuse those that are also part of a given settings object."""
+    for settings in given:
+        twice = [] if settings is None else [name for name in more if hasattr(settings, name)]
+        if twice:
+            raise ConfigError(f"{twice[0]} is given twice: set it in {type(settings).__name__}")
+    return more

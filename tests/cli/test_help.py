@@ -38,7 +38,7 @@ def test_each_command_tells_its_flags(command: str, run: Cloze) -> None:
     assert result.out.startswith(f"Usage: cloze {command}")
     assert "--json" in result.out
     # These flags are on by default or have a third value.
-    assert "--no-" not in result.out.replace("--no-baseline", "").replace("--no-few", "")
+    assert "--no-" not in result.out.replace("--no-baseline", "").replace("--no-few", "").replace("--no-cache", "")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -17,7 +17,7 @@ from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.corpus.word_tables import WordTables
 from cloze.model import Bert, BertConfig, HeadName
 from cloze.text import Tokenizer
-from cloze.train.finetuning.objective import TaskBatch, TaskBatches
+from cloze.train.finetuning.objective import TaskBatches
 from cloze.train.loop import BatchSource, train
 from cloze.train.pretraining.length_schedule import LengthSchedule
 from cloze.train.pretraining.objective import PretrainingObjective
@@ -53,19 +53,17 @@ class Disturbed:
 
 
 @contextmanager
-def interrupted_at(step: int) -> Iterator[None]:
-    """Raise Interrupted within the block: SIGINT comes when the batch of a step is requested."""
-    at = TaskBatches.at
+def interrupted_at(step: int, kind: type[Any] = TaskBatches) -> Iterator[None]:
+    """Raise Interrupted within the block: SIGINT comes when batches of this kind are requested for a step."""
+    at = kind.at
 
-    def disturbed(
-        batches: TaskBatches, now: int, part: int = 0, parts: int = 1, progress: float = 0.0
-    ) -> TaskBatch | None:
+    def disturbed(batches: Any, now: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> Any:
         if now == step:
             os.kill(os.getpid(), signal.SIGINT)
         return at(batches, now, part, parts, progress)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TaskBatches, "at", disturbed)
+        patch.setattr(kind, "at", disturbed)
         yield
 
 

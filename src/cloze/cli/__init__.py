@@ -281,7 +281,7 @@ def use_recipe(app: "App", commands: tuple[str, ...], arguments: "ArgumentCollec
 
 
 def _flags(arguments: "ArgumentCollection") -> "dict[str, Argument]":
-    return {name.removeprefix("--"): argument for argument in arguments for name in argument.names}
+    return {name.removeprefix("--"): argument for argument in arguments if argument.parse for name in argument.names}
 
 
 def _full_name(name: str, flags: Collection[str]) -> str:

@@ -19,7 +19,7 @@ from cloze.checkpoint.adapter_folder import AttachedAdapters
 from cloze.checkpoint.folder import fingerprint
 from cloze.hardware import choose_device
 from cloze.model import Backbone, HeadName
-from cloze.model.batch import Batch, Result, collate, join_logits, join_vectors, run_batched
+from cloze.model.batch import Batch, Result, TokenSequence, collate, join_logits, join_vectors, run_batched
 from cloze.model.surgery import Head, prune_heads, without_heads
 from cloze.options import LongTexts, PrecisionName
 from cloze.predict.embeddings.pooling import layer_indices, make_vectors, mean_states, token_states
@@ -330,7 +330,7 @@ class BaseModel:
     def _collate(self, encodings: Sequence[Encoding]) -> Batch:
         return collate(encodings, self.tokenizer.pad_id, self.device)
 
-    def run(self, encodings: Sequence[Encoding], step: Callable[[Batch], Sequence[Result]]) -> list[Result]:
+    def run(self, encodings: Sequence[TokenSequence], step: Callable[[Batch], Sequence[Result]]) -> list[Result]:
         """Apply a function to batches of sequences.
 
         Args:

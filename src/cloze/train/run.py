@@ -32,6 +32,7 @@ METRICS = "metrics.jsonl"
 RESULTS = "eval_results.json"
 BEST = "best.safetensors"  # the best weights so far, with early stopping
 COMPARISON = "comparison"  # a run on some of the rows, from which fine-tuning continues on all rows
+TEACHER = "teacher"  # texts and outputs of the teacher, cached for distillation on raw text
 CURVES = "curves.png"
 _OTHER_OUT = f"choose another {format_option('out')}"
 _LONGEST_SHOWN = 100  # characters of a value in a message
@@ -180,7 +181,8 @@ class Run:
         """Delete the files that only training needs; errors are ignored, since a later call can delete them."""
         with suppress(OSError):
             (self.folder / BEST).unlink(missing_ok=True)
-        shutil.rmtree(self.folder / COMPARISON, ignore_errors=True)
+        for name in (COMPARISON, TEACHER):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
         self.store.clear()
 
     def log(self, step: int, **metrics: float) -> None:

@@ -5,6 +5,8 @@ teacher encodes them. The student is saved as a model folder, with a report that
 teacher and student.
 """
 
+import re
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -12,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cloze import __version__
 from cloze.checkpoint import (
     ModelFolder,
     TaskLabels,
@@ -25,6 +28,7 @@ from cloze.errors import ConfigError, RequestError, format_option
 from cloze.files import replace_json
 from cloze.model import Backbone
 from cloze.model.adapters import without_attachment
+from cloze.options import command_flags
 from cloze.predict import Evaluation, Model, evaluate_examples, write_report
 from cloze.progress import Progress, Silent
 from cloze.tasks.classification.examples import LabelledTexts
@@ -40,7 +44,7 @@ from cloze.train.distillation.objective import (
     compares_attention,
     count_step_activations,
 )
-from cloze.train.distillation.settings import DistillSettings
+from cloze.train.distillation.settings import DistillSettings, TextDistillSettings
 from cloze.train.distillation.students import make_student, read_unlabelled
 from cloze.train.driver import TrainingParts, run_training
 from cloze.train.finetuning.finetune import finetuning_card
@@ -53,6 +57,7 @@ _ROWS, _ROUNDS = 256, 3
 _WEIGHTS = "model.safetensors"
 REPORT = "distillation.json"
 _PARTIAL = "model.partial"
+_LICENCE = re.compile(r"^license:\s*(\S.*)$", re.MULTILINE)
 
 
 def distill(
@@ -267,10 +272,50 @@ def _describe(bert: Backbone, folder: Path | None, speed: float, scores: Mapping
     # The teacher's files may be in any format and hold more than the model, so compute its size in float32.
     size = 4 * bert.parameter_count() if folder is None else (folder / _WEIGHTS).stat().st_size
     return {
-        "layers": bert.config.layers,
-        "hidden_size": bert.config.hidden_size,
-        "parameters": bert.parameter_count(),
+        **describe_size(bert),
         "bytes": size,
         "rows_per_second": round(speed, 1),
         "scores": dict(scores),
     }
+
+
+def describe_size(bert: Backbone) -> dict[str, int]:
+    """Return the shape and the number of parameters of a model."""
+    config = bert.config
+    return {"layers": config.layers, "hidden_size": config.hidden_size, "parameters": bert.parameter_count()}
+
+
+def text_distillation_card(
+    contents: ModelFolder,
+    teacher: ModelFolder,
+    results: Mapping[str, Any],
+    settings: TextDistillSettings,
+    recorded: Mapping[str, Any],
+    training: ResolvedSettings,
+) -> str:
+    """Return the model card as Markdown."""
+    model, embedding = contents.model, contents.embedding
+    licence = None if teacher.card is None else _LICENCE.search(teacher.card)
+    stated = "not stated in its model card" if licence is None else licence[1].strip()
+    words = ["cloze", "distill", "--text", "TEXT", "--model", recorded["model"], "--out", "RUN"]
+    command = shlex.join([*words, *command_flags(settings)])
+    files = ", ".join(f"`{name}` ({digest[:12]})" for name, digest in recorded["texts"]["files"])
+    shown = ("held_out_loss", "held_out_cosine", "held_out_spearman")
+    scores = "\n".join(f"- {name}: {results[name]:.4f}" for name in shown if name in results)
+    mapped = ", a linear map to the width of the teacher's vectors" if embedding.projections else ""
+    return (
+        f"# BERT, {model.config.layers} layers, hidden size {model.config.hidden_size}, distilled on raw text\n\n"
+        f"Distilled with cloze {__version__} from {recorded['model']} ({results['teacher']['layers']} layers, hidden "
+        f"size {results['teacher']['hidden_size']}), whose licence is: {stated}.\n\n"
+        f"- objective: {results['objective']}\n"
+        f"- parameters: {model.parameter_count():,}\n"
+        f"- longest input: {contents.tokenizer.max_length} tokens\n"
+        f"- vocabulary: {contents.tokenizer.size:,} pieces, {'uncased' if contents.tokenizer.lowercase else 'cased'}\n"
+        f"- vectors: {embedding.pooling} pooling{mapped}{', of length 1' if embedding.normalize else ''}\n"
+        f"- text: {results['texts']:,} {settings.split} of {files}\n"
+        f"- training: {results['steps']:,} steps, {results['hours']:.2f} hours, {results['tokens_seen']:,} tokens, "
+        f"{training.summary}\n\n"
+        "The command, where `TEXT` stands for those files and `RUN` for a new folder:\n\n"
+        f"```console\n{command}\n```\n\n"
+        f"On {results['held_out_texts']:,} held-out texts:\n\n{scores}\n"
+    )

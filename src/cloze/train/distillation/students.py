@@ -1,6 +1,7 @@
-"""The student to distil into: some layers of the teacher, a new model, or another model with the same vocabulary.
+"""The student to distil into: some layers of the teacher, a new model, or another model.
 
-Also reads rows without labels, which the teacher labels for the student.
+Also reads rows without labels, which the teacher labels for the student. The students of distillation on raw text have
+no heads, and may have another width or vocabulary than the teacher.
 """
 
 import re
@@ -15,14 +16,15 @@ from cloze.errors import ConfigError, DataError
 from cloze.model import Backbone, Bert, BertConfig, HeadName, preset
 from cloze.model.surgery import with_heads
 from cloze.options import HeadPooling
+from cloze.progress import Progress
 from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.in_memory import TableSource
 from cloze.tasks.registry import TaskData, find_published, head_of
 from cloze.tasks.rows import Source, read_rows
 from cloze.tasks.tables import is_table
 from cloze.text import Tokenizer
-from cloze.text.tokenizer_files import TokenizerSettings
-from cloze.train.distillation.settings import DistillSettings, Take
+from cloze.text.tokenizer_files import TokenizerSettings, find_vocabulary
+from cloze.train.distillation.settings import DistillSettings, Take, TextDistillSettings
 
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
@@ -90,7 +92,7 @@ def with_layers(
 def _from_folder(teacher: ModelFolder, name: str, settings: DistillSettings) -> Backbone:
     """Load another model as student, with a new head unless it was fine-tuned on the same task and labels."""
     found = load_folder(find_source(name))
-    if not _tokenize_alike(teacher.tokenizer, found.tokenizer):
+    if not tokenize_alike(teacher.tokenizer, found.tokenizer):
         raise ConfigError(
             f"{name}: its vocabulary differs from the teacher's ({found.tokenizer.size} pieces and "
             f"{teacher.tokenizer.size}), or it tokenizes texts differently; choose a student with the teacher's "
@@ -122,7 +124,7 @@ def _new_pooling(teacher: ModelFolder, student: ModelFolder) -> HeadPooling:
     return "separate" if teacher.model.pooling == "separate" else usual_pooling(student)
 
 
-def _tokenize_alike(one: Tokenizer, other: Tokenizer) -> bool:
+def tokenize_alike(one: Tokenizer, other: Tokenizer) -> bool:
     """Return whether two tokenizers produce the same ids for every text, apart from truncation."""
 
     def comparable(tokenizer: Tokenizer) -> TokenizerSettings:
@@ -166,3 +168,108 @@ def _read(path: TableSource, source: Source, *, paired: bool) -> LabelledTexts:
     if not numbered:
         raise DataError(f"{path} contains no text; expected one text per line")
     return LabelledTexts([line for _, line in numbered], None, None, [f"{path}:{number}" for number, _ in numbered])
+
+
+# -- students of distillation on raw text ------------------------------------------------------------------------------
+
+
+def make_text_student(
+    teacher: ModelFolder, settings: TextDistillSettings, *, pooler: bool, progress: Progress
+) -> ModelFolder:
+    """Return a student without heads.
+
+    Args:
+        teacher: The teacher, without adapters.
+        settings: The shape of the student, its vocabulary and its initial weights.
+        pooler: Whether the vectors of a new student are those of a pooler.
+        progress: Receives a message about the initial weights.
+    """
+    if settings.student is not None:
+        return _given_text_student(settings.student, settings, progress)
+    tokenizer = teacher.tokenizer if settings.vocab is None else _read_vocabulary(settings.vocab, teacher.tokenizer)
+    config = _text_config(teacher.model.config, settings, tokenizer)
+    student = Bert.fresh(config, (), pooler=pooler, seed=settings.seed)
+    copied, note = 0, "as requested"
+    if settings.start == "layers":
+        copied, note = _copy_layers(student, tokenizer, teacher)
+    progress.say(
+        f"student: {config.layers} layers, hidden size {config.hidden_size}; "
+        + (f"initialized from layers {note} of the teacher" if copied else f"initialized randomly, {note}")
+    )
+    # Position embeddings beyond the training length are trained only if they come from the teacher.
+    longest = teacher.tokenizer.max_length if copied else settings.text_training().max_length
+    return ModelFolder(student.eval(), tokenizer.with_max_length(min(longest, config.positions)))
+
+
+def _read_vocabulary(name: str, teacher: Tokenizer) -> Tokenizer:
+    tokenizer = Tokenizer.from_folder(find_vocabulary(Path(name)))
+    return teacher if tokenize_alike(tokenizer, teacher) else tokenizer.with_segments(teacher.segments)
+
+
+def _given_text_student(name: str, settings: TextDistillSettings, progress: Progress) -> ModelFolder:
+    found = load_folder(find_source(name))
+    length, positions = settings.text_training().max_length, found.model.config.positions
+    if length > positions:
+        raise ConfigError(f"max_length is {length}, but {name} accepts at most {positions} tokens")
+    if found.model.head_names:
+        progress.say(f"{name}: its heads {', '.join(found.model.head_names)} are dropped; they fit its old states only")
+    bert = with_heads(found.model, (), keep=False, seed=settings.seed, dropout=settings.dropout)
+    longest = max(found.tokenizer.max_length, length)
+    return ModelFolder(bert.eval(), found.tokenizer.with_max_length(longest))
+
+
+def _text_config(teacher: BertConfig, settings: TextDistillSettings, tokenizer: Tokenizer) -> BertConfig:
+    """Return the configuration of a new student: the preset's or the teacher's, with the given changes."""
+    shape = teacher if settings.preset is None else preset(settings.preset, tokenizer.size)
+    layers = settings.layers or (max(1, teacher.layers // 2) if settings.preset is None else shape.layers)
+    if settings.hidden_size is not None and settings.hidden_size != shape.hidden_size:
+        shape = _with_width(shape, settings.hidden_size)
+    config = replace(
+        shape,
+        layers=layers,
+        vocab_size=tokenizer.size,
+        pad_id=tokenizer.pad_id,
+        positions=teacher.positions,
+        segments=teacher.segments,
+        norm_epsilon=teacher.norm_epsilon,
+        activation=teacher.activation,
+        head_pooling="cls",
+    )
+    return _with_dropout(config, settings.dropout)
+
+
+def _with_width(shape: BertConfig, width: int) -> BertConfig:
+    """Return a configuration of another width, with heads of the same size if the width is a multiple of it."""
+    size = shape.head_size if width % shape.head_size == 0 else 64
+    if width % size:
+        raise ConfigError(f"hidden_size is {width}; expected a multiple of the head size, {shape.head_size} or 64")
+    inner = round(shape.feedforward_size / shape.hidden_size * width)
+    deviation = preset("mini").initial_deviation * (preset("mini").hidden_size / width) ** 0.5
+    return replace(shape, hidden_size=width, heads=width // size, feedforward_size=inner, initial_deviation=deviation)
+
+
+def _copy_layers(student: Bert, tokenizer: Tokenizer, teacher: ModelFolder) -> tuple[int, str]:
+    """Copy evenly spaced layers and the embeddings of the teacher if the shapes are equal.
+
+    Returns:
+        The number of copied layers, and which they are, or why none was copied.
+    """
+    ours, theirs = student.config, teacher.model.config
+    for name in ("hidden_size", "heads", "feedforward_size", "embedding_size", "shared_layers"):
+        if getattr(ours, name) != getattr(theirs, name):
+            one, other = getattr(ours, name), getattr(theirs, name)
+            return 0, f"because its {name} is {one} and that of the teacher {other}"
+    if ours.layers > theirs.layers:
+        return 0, f"because it has more layers than the teacher, {theirs.layers}"
+    chosen = layers_to_take(theirs.layers, ours.layers, "alternate")
+    source = with_layers(teacher.model, chosen, None).state_dict()
+    state = student.state_dict()
+    table = "encoder.embeddings.token.weight"
+    if not tokenize_alike(tokenizer, teacher.tokenizer):
+        rows = {number: teacher.tokenizer.id(piece) for number, piece in enumerate(tokenizer.pieces)}
+        for number, row in rows.items():
+            if row is not None:
+                state[table][number] = source[table][row]
+        del source[table]
+    student.load_state_dict(state | {name: source[name] for name in state if name in source})
+    return len(chosen), ", ".join(str(layer + 1) for layer in chosen)

@@ -33,7 +33,7 @@ from cloze.train.finetuning.settings import ResolvedSettings
 from cloze.train.loop import ObjectiveOutput
 
 # With similar lengths, the rows of this many batches form a bucket, which is sorted by length and cut into batches.
-_BATCHES_PER_BUCKET = 50
+BATCHES_PER_BUCKET = 50
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class TaskBatches:
                 or need padded batches.
         """
         self.items, self._batch_size, self._seed = items, batch_size, seed
-        self._batches_per_bucket = _BATCHES_PER_BUCKET if similar_lengths else 1
+        self._batches_per_bucket = BATCHES_PER_BUCKET if similar_lengths else 1
         self._pad_id, self._device, self._token_targets = pad_id, device, token_targets
         self._lengths = np.array([sum(len(encoding.ids) for encoding in item.encodings) for item in items])
         self.steps_per_epoch = -(-len(items) // batch_size)
@@ -122,14 +122,8 @@ class TaskBatches:
         return max(int(self._lengths[rows].sum()) for rows in batches), longest
 
     def _shuffled(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Shuffle the rows, sort each bucket by length, cut it into batches, and shuffle the batches."""
         generator = np.random.default_rng([self._seed, epoch])
-        order = generator.permutation(len(self.items))
-        bucket_size = self._batches_per_bucket * self._batch_size
-        buckets = np.split(order, range(bucket_size, len(order), bucket_size))
-        by_length = np.concatenate([bucket[np.argsort(self._lengths[bucket], kind="stable")] for bucket in buckets])
-        batches = np.split(by_length, range(self._batch_size, len(by_length), self._batch_size))
-        return [batches[index] for index in generator.permutation(len(batches))]
+        return shuffle_batches(self._lengths, self._batch_size, generator, self._batches_per_bucket)
 
     def _collate(self, items: Sequence[Item]) -> TaskBatch:
         encodings = [encoding for item in items for encoding in item.encodings]
@@ -142,6 +136,28 @@ class TaskBatches:
         else:
             targets = torch.tensor([item.target for item in items])
         return TaskBatch(inputs, targets.to(self._device), tuple(len(item.encodings) for item in items))
+
+
+def shuffle_batches(
+    lengths: NDArray[np.int64], batch_size: int, generator: np.random.Generator, batches_per_bucket: int = 1
+) -> list[NDArray[np.int64]]:
+    """Shuffle rows, sort each bucket by length, cut it into batches, and shuffle the batches.
+
+    Args:
+        lengths: The length of each row in tokens.
+        batch_size: Rows per batch.
+        generator: Determines the order.
+        batches_per_bucket: Number of batches that are sorted together; more give rows of more similar length.
+
+    Returns:
+        The row indices of each batch.
+    """
+    order = generator.permutation(len(lengths))
+    bucket_size = batches_per_bucket * batch_size
+    buckets = np.split(order, range(bucket_size, len(order), bucket_size))
+    by_length = np.concatenate([bucket[np.argsort(lengths[bucket], kind="stable")] for bucket in buckets])
+    batches = np.split(by_length, range(batch_size, len(by_length), batch_size))
+    return [batches[index] for index in generator.permutation(len(batches))]
 
 
 class TaskObjective(nn.Module):

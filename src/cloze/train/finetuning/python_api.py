@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
@@ -17,7 +17,7 @@ from cloze.corpus.record_files import documents_as_files
 from cloze.errors import ConfigError
 from cloze.files import read_json, replaced_folder
 from cloze.models import SHIPPED_MODEL
-from cloze.options import make_settings
+from cloze.options import check_given_once, make_settings
 from cloze.predict import Model, evaluate_examples, load
 from cloze.progress import Progress, choose_progress
 from cloze.tasks.in_memory import TableSource, as_table_source
@@ -36,7 +36,7 @@ from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, Sea
 from cloze.train.run import Run, series, svg_curve
 
 if TYPE_CHECKING:
-    from cloze.train.distillation.settings import DistillSettings
+    from cloze.train.distillation.settings import DistillSettings, TextDistillSettings
 
 _COLOURS = ("#4269d0", "#ff725c")
 
@@ -216,7 +216,7 @@ def finetune(
         >>> run.model.classify(["good"])
     """
     made, made_similarity, search_settings = make_settings(
-        (FinetuneSettings, SimilaritySettings, SearchSettings), _checked_once(more, settings), _arguments(finetune)
+        (FinetuneSettings, SimilaritySettings, SearchSettings), check_given_once(more, settings), _arguments(finetune)
     )
     if isinstance(task, Source):
         source, model, out = task, train if model is None else model, dev if out is None else out
@@ -290,7 +290,7 @@ def adapt(
     from cloze.train.finetuning.domain_adaptation import adapt as train_starts
 
     made, made_settings = make_settings(
-        (AdaptSettings, FinetuneSettings), _checked_once(more, adaptation, settings), _arguments(adapt)
+        (AdaptSettings, FinetuneSettings), check_given_once(more, adaptation, settings), _arguments(adapt)
     )
     if isinstance(task, Source):
         source, model, out = task, train if model is None else model, dev if out is None else out
@@ -308,35 +308,36 @@ def adapt(
 
 
 def distill(
-    task: str | Source,
+    task: str | Source | None = None,
     train: Any = None,
     dev: Any = None,
     *,
     model: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     unlabelled: Any = None,
-    text: str = RowSettings.text,
+    text: Any = RowSettings.text,
     pair: str | None = RowSettings.pair,
     label: str = RowSettings.label,
     options: str = RowSettings.options,
-    settings: "DistillSettings | None" = None,
+    settings: "DistillSettings | TextDistillSettings | None" = None,
     device: str | None = None,
     fresh: bool = False,
     progress: Progress | bool | None = None,
     **more: Any,
 ) -> FinetuneRun:
-    """Distil a fine-tuned model into a smaller one; the same call resumes an unfinished run.
+    """Distil a fine-tuned model into a smaller one, or any model on raw text; the same call resumes an unfinished run.
 
     Args:
-        task: The teacher's task; or a ``Source``, followed by the teacher and the folder.
+        task: The teacher's task; or a ``Source``, followed by the teacher and the folder. None to distil on ``text``.
         train, dev: The training and dev rows, as for ``finetune``; they must have the teacher's labels.
         model: The fine-tuned teacher: a folder or a run.
         out: The run's folder; by default a temporary one.
         unlabelled: Additional texts, which the teacher labels: a path or data in memory.
-        text, pair, label, options: The columns, as for ``finetune``.
-        settings: The student, the weights of the losses, and the training settings; or pass its fields by name.
+        text, pair, label, options: The columns, as for ``finetune``. Without a task, ``text`` is the raw text: files,
+            a folder written by ``prepare``, or documents in memory as for ``prepare``.
+        settings: The student, the losses, and the training settings; or pass its fields by name.
         device, fresh, progress: As for ``finetune``.
-        **more: Fields of ``DistillSettings``.
+        **more: Fields of ``DistillSettings``; without a task, of ``TextDistillSettings``.
 
     Returns:
         The run of the student.
@@ -348,11 +349,18 @@ def distill(
     Example:
         >>> rows = (["good", "bad"] * 20, ["pos", "neg"] * 20)
         >>> student = cloze.distill("classify", rows, model=cloze.finetune("classify", rows, epochs=2), layers=2)
+        >>> small = cloze.distill(text=["books.txt"], model="cloze-mini", objective="vectors", layers=2, steps=100)
     """
     from cloze.train.distillation.distill import distill as train_student
     from cloze.train.distillation.settings import DistillSettings
 
-    (made,) = make_settings((DistillSettings,), _checked_once(more, settings), _arguments(distill))
+    common: dict[str, Any] = {"device": device, "fresh": fresh, "progress": choose_progress(progress)}
+    if task is None:
+        from cloze.train.distillation.text_distillation import distill_documents
+
+        common |= {"settings": settings, "more": more, "rows": {"train": train, "dev": dev, "unlabelled": unlabelled}}
+        return _in_folder(None, out, lambda folder: distill_documents(text, _model_path(model), folder, **common))
+    (made,) = make_settings((DistillSettings,), check_given_once(more, settings), _arguments(distill))
     if isinstance(task, Source):
         source, model, out = task, train if model is None else model, dev if out is None else out
     else:
@@ -360,12 +368,11 @@ def distill(
     more_rows: TableSource | None = None
     if unlabelled is not None:
         more_rows = as_table_source(unlabelled, "unlabelled", text=source.text, pair=source.pair, label=source.label)
-    common: dict[str, Any] = {"settings": settings or made, "device": device, "fresh": fresh}
-    common |= {"progress": choose_progress(progress), "unlabelled": more_rows}
+    common |= {"settings": settings or made, "unlabelled": more_rows}
     return _in_folder(source, out, lambda folder: train_student(source, _model_path(model), folder, **common))
 
 
-def _in_folder(source: Source, out: str | os.PathLike[str] | None, train: Callable[[Path], Path]) -> FinetuneRun:
+def _in_folder(source: Source | None, out: str | os.PathLike[str] | None, train: Callable[[Path], Path]) -> FinetuneRun:
     """Train into ``out``, or into a temporary folder, which is deleted if the training fails."""
     if out is not None:
         return FinetuneRun(train(Path(out)), source=source)
@@ -389,12 +396,3 @@ def _model_path(model: Any) -> str:
 def _arguments(function: Callable[..., Any]) -> list[str]:
     """Return the names of a function's own parameters, to suggest them for a misspelled setting."""
     return [name for name in signature(function).parameters if name != "more"]
-
-
-def _checked_once(more: Mapping[str, Any], *given: Any) -> Mapping[str, Any]:
-    """Return settings given by name; refuse those that are also part of a given settings object."""
-    for settings in given:
-        twice = [] if settings is None else [name for name in more if hasattr(settings, name)]
-        if twice:
-            raise ConfigError(f"{twice[0]} is given twice: set it in {type(settings).__name__}")
-    return more

@@ -7,7 +7,7 @@ model card that lists the texts, the command and the held-out metrics
 import hashlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from cloze.errors import ConfigError, DataError
 from cloze.hardware import choose_device
 from cloze.model import Backbone, Bert, BertConfig, HeadName, preset
 from cloze.model.surgery import missing_heads, with_heads
+from cloze.options import command_flags
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.train.distributed import ProcessGroup, full_state_dict
@@ -351,14 +352,7 @@ def pretraining_command(settings: PretrainSettings, model: str | Path | None = N
     DATA and RUN stand for the folders of the corpus and the run, which differ between machines.
     """
     words = ["cloze", "pretrain", "DATA", "--out", "RUN", *(["--model", str(model)] if model else [])]
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if value == field.default:
-            continue
-        words.append(f"--{field.name.replace('_', '-')}")
-        if value is not True:
-            words += map(str, value if isinstance(value, tuple) else (value,))
-    return shlex.join(words)
+    return shlex.join([*words, *command_flags(settings)])
 
 
 def _files(texts: Sequence[tuple[str, str]]) -> str:
