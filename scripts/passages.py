@@ -167,7 +167,8 @@ def help_passages(path: str, page: str) -> list[Passage]:
         inside = line.startswith("│")
         content = line.strip("│ \n")
         indent = len(line[1:]) - len(line[1:].lstrip()) if inside else 0
-        begins = indent <= _INDENT and content.split(" ")[0] not in _TYPES  # long lists of types continue an entry
+        # A line that starts with a type continues a wrapped list of types, so it begins no entry.
+        begins = indent <= _INDENT and content.split(" ")[0] not in _TYPES
         if entry and (not content or line[:1] in "╭╰" or (inside and begins)):
             found.append(Passage(path, start, "help", " ".join(entry)))
             entry = []

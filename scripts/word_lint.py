@@ -134,7 +134,7 @@ def python_texts(source: str) -> Iterator[tuple[int, str]]:
 
 
 def allowed_lines(source: str) -> set[int]:
-    """Return the lines that are not checked: statements whose first line has ``lint: allow``, and such comments."""
+    """Return the lines that are not checked: comments with ``lint: allow`` and statements with it in the first line."""
     if ALLOW_FILE in source.splitlines():
         return set(range(1, source.count("\n") + 2))
     allowed = {number for number, line in enumerate(source.splitlines(), 1) if ALLOW in line}

@@ -103,7 +103,7 @@ class _Disk:
         return checked
 
     def native(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the native writer of weights; a failing call leaves half of the file."""
+        """Wrap the native weight writer so that a failing call leaves an empty file."""
 
         def checked(tensors: Any, path: Path, *arguments: Any, **options: Any) -> None:
             try:

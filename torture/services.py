@@ -204,7 +204,7 @@ class Process:
 
 @contextlib.contextmanager
 def process(folders: list[str], *flags: str, environment: dict[str, str] | None = None) -> Iterator[Process]:
-    """Yield a ready service, and stop it in any case."""
+    """Start a service, yield it once it is ready, and always stop it."""
     made = Process(folders, *flags, environment=environment)
     try:
         made.wait_ready()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # The CPUID leaf that describes AMX tiles; oneDNN uses it to configure its tiles.
 TILE_PAGE = 0x1D
-# The highest instruction set that oneDNN may use without tiles.
+# The highest instruction set of oneDNN that does not use AMX tiles.
 WITHOUT_TILES = "AVX512_CORE_FP16"
 
 

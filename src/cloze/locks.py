@@ -63,7 +63,8 @@ def _open_lock(path: Path) -> tuple[int, bool]:
     Raises:
         BlockingIOError: If another process holds the lock.
     """
-    # Opened for reading, because a file open for writing prevents remounting read-only. NFS requires writing.
+    # Opened for reading, because a file open for writing prevents remounting read-only. On NFS, however, a file must be
+    # open for writing to be locked.
     access, existed = os.O_RDONLY, True
     while True:
         try:

@@ -68,7 +68,7 @@ def test_table_is_the_same_again(corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 def test_neither_rare_nor_special_words_are_learned() -> None:
     text = make_text(300)
     tokens = np.asarray(text.read(0, text.token_count))
-    # A word of the first topic becomes unknown to the vocabulary.
+    # Make one word of the first topic out-of-vocabulary.
     tokens = np.where(tokens == word_of(0, 1)[0], TOKENIZER.unknown_id, tokens).tolist()
     rare = [word_of(0, 0)[0], ENDING, ENDING] * 5
     starts = [*text.word_starts(0, text.token_count).tolist(), *[True, False, False] * 5]

@@ -248,7 +248,7 @@ def invalid_facts(change: str) -> dict[str, Any]:
         ("none", "0 heads, but the model has 3 layers of 2"),
         ("form", r"a head does not have the format that 'cloze heads' writes \('scores'\); write the file again"),
         ("label", "unknown label '<b>'; the labels are next, previous"),
-        ("number", "a figure of layer 1, head 1 is not a number; write the file again"),
+        ("number", "a value for layer 1, head 1 is not a finite number; run 'cloze heads' again"),
     ],
 )
 def test_bad_surveys_are_refused(change: str, message: str, tmp_path: Path) -> None:

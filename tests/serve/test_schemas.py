@@ -13,7 +13,8 @@ from cloze.serve.schemas import MOST_REPORTED, check
 from cloze.serve.settings import Limits
 
 SIZE = Limits().body
-FEW = 10  # errors of a list: one for each type that its key accepts
+# Maximum number of errors for one list, regardless of its length: one for each type that its key accepts.
+FEW = 10
 MOST_MEMORY = 10 * SIZE  # the parsed body itself consists of objects as well
 
 

@@ -289,7 +289,7 @@ def _full_name(name: str, flags: Collection[str]) -> str:
 
 
 def _expand_aliases(words: Sequence[str], flags: Collection[str]) -> list[str]:
-    """Replace short names of flags (``--rate``) by their full names (``--learning-rate``)."""
+    """Replace short flag names (``--rate``) with their full names (``--learning-rate``)."""
     expanded = []
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")

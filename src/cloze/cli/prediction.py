@@ -198,7 +198,7 @@ class Classify(TextPrediction[Row]):
         ]
 
     def to_row(self, result: Row) -> Row:
-        """Return the result itself."""
+        """Return the result unchanged."""
         return result
 
     def to_json(self, part: Inputs, results: Sequence[Row]) -> Iterable[Row]:

@@ -66,7 +66,7 @@ class _ReplacementCounts:
     unlike_fate: int = 0
     wrong_similar: int = 0
     unchanged: int = 0  # random replacements equal to the original token
-    by_chance: float = 0.0  # expected number of such replacements
+    by_chance: float = 0.0  # number of such replacements expected by chance
 
 
 @dataclass

@@ -62,7 +62,7 @@ class ClientGoneError(Exception):
 
 @dataclass(frozen=True)
 class ServiceResult:
-    """The results of a request's inputs, in order, and the model that computed them."""
+    """The results for a request's inputs, in order, and the model that computed them."""
 
     served: ServedModel
     results: list[Any]

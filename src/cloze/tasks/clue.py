@@ -1,7 +1,7 @@
 """Tasks of CLUE (Xu et al. 2020) other than text classification: idioms, multiple choice, entities, question answering.
 
 Each is read from the folder that its archive unpacks to (``chid_public``), from a folder with several of these, or from
-a file. The tasks with labels of texts or pairs are in ``classification.published``.
+a file. The tasks that label texts or pairs of texts are in ``classification.published``.
 
 - ChID: passages with blanks ``#idiom000378#``, ten candidate idioms, and the answers in a separate file.
 - C3: ``[[lines of the document], [{"question", "choice", "answer"}], id]``; dialogues (d) and mixed texts (m).

@@ -165,11 +165,11 @@ def runs_difference(first: Sequence[Resamples], second: Sequence[Resamples]) -> 
 
 
 def average_interval(means: Sequence[float], intervals: Sequence[Sequence[float] | None]) -> list[float] | None:
-    """Return the 95 % interval of the average of independent means; None if one of them has no interval.
+    """Return the 95 % confidence interval of the average of independent means; None if one of them has no interval.
 
     Squared distances from the mean to an end of the interval add up like variances (Zou and Donner 2008, "Construction
-    of confidence limits about effect measures"). They are added separately below and above, because intervals of scores
-    near 1 are asymmetric.
+    of confidence limits about effect measures"). They are added separately below and above the mean, because
+    intervals of scores near 1 are asymmetric.
     """
     known = [interval for interval in intervals if interval is not None]
     if len(known) < len(means):

@@ -37,8 +37,8 @@ PlacedTexts = tuple[str, Sequence[str]]
 # The form of a training target: the index of a label or option; 0 or 1 for each label; a number; the index of a label
 # for each token; the first and last token of an answer. It determines the loss and how targets are batched.
 TargetType = Literal["index", "flags", "number", "token_indices", "span"]
-# The form of an input for prediction: a text or a pair of texts; a text or a list of words; (question, context);
-# (prompt, options). It determines how the service counts tokens.
+# The form of an input for prediction; it determines how the service counts tokens. "texts": a text or a pair of texts;
+# "words": a text or a list of words; "question": (question, context); "options": (prompt, options).
 InputType = Literal["texts", "words", "question", "options"]
 
 

@@ -76,7 +76,7 @@ def find_kind(name: str) -> TaskKind:
 
 
 def head_of(name: str) -> "HeadName":
-    """Return the head of models of the kind with this name."""
+    """Return the name of the head that models of this kind use."""
     head = find_kind(name).head
     assert head is not None, "a fine-tuned model has a head"
     return head

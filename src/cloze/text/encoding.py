@@ -190,7 +190,7 @@ def truncate_longest(lengths: list[int], budget: int) -> list[int]:
 
 def keep_head_and_tail(parts: tuple[Pieces, ...], budget: int) -> tuple[Pieces, ...]:
     """Remove tokens from the middle of the longest parts until all fit into ``budget``."""
-    # A common limit shortens the longest parts first.
+    # Limiting all parts to the same length shortens the longest parts first.
     limit = budget
     while sum(min(len(part), limit) for part in parts) > budget:
         limit -= 1

@@ -51,7 +51,7 @@ LONGEST_UNSAVED = 15 * 60.0
 
 @dataclass(frozen=True)
 class ObjectiveOutput:
-    """The contribution of a part to the loss and the metrics of its batch."""
+    """The contribution of one part of a batch to the loss and the metrics of that batch."""
 
     loss: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)

@@ -98,7 +98,7 @@ def test_sighans_training_files(tmp_path: Path) -> None:
     assert found.select([1]).documents() == [["你好！"]]
     with pytest.raises(DataError, match=r"has no TestInput.txt and TestTruth.txt; give a folder with SIGHAN's"):
         read_corrections(tmp_path)
-    # A folder with only test files may be used for training.
+    # In a folder without training files, the test files are read for training.
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "TestInput.txt").write_text("(pid=A1)\t你好\n", encoding="utf-8")
     (tmp_path / "other" / "TestTruth.txt").write_text("A1, 0\n", encoding="utf-8")

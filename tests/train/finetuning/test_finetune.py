@@ -39,7 +39,7 @@ Rows = list[dict[str, str]]
 
 
 def make_rows(count: int, seed: int = 0) -> Rows:
-    """Return texts whose label is the one of two words that they contain."""
+    """Return texts that each contain one of two words, which is also the label."""
     draw = random.Random(seed)
     rows = []
     for number in range(count):

@@ -28,7 +28,7 @@ from cloze.text.segmentation import WordSplitter, encode_words
 # Limits of the word cache, which takes 100 to 200 bytes per word.
 MAX_CACHED_WORDS = 300_000
 MAX_CACHED_CHARACTERS = 6_000_000
-# End of Latin, Greek and Cyrillic, whose letters and digits are never word boundaries.
+# First code point after Latin, Greek and Cyrillic, whose letters and digits are never word boundaries.
 _LETTERS_END = 0x0500
 _PUNCTUATION_RANGES = ((0x21, 0x7F), (0x2010, 0x2028), (0x3001, 0x301C), (0xFF01, 0xFF66))
 # Code points that are ideographs in every version of Unicode.
@@ -44,7 +44,7 @@ class EncodedSentences(NamedTuple):
     lengths: NDArray[np.int64]
 
     def slice(self, first: int, stop: int) -> "EncodedSentences":
-        """Return sentences ``first`` to ``stop``."""
+        """Return sentences ``first`` up to, but not including, ``stop``."""
         start, end = int(self.lengths[:first].sum()), int(self.lengths[:stop].sum())
         return EncodedSentences(self.ids[start:end], self.starts[start:end], self.lengths[first:stop])
 

@@ -218,7 +218,9 @@ def _read_head(entry: Any, path: Path) -> tuple[int, int, HeadSummary]:
     if label not in DESCRIPTIONS:
         raise DataError(f"{path}: unknown label {label[:40]!r}; the labels are {', '.join(DESCRIPTIONS)}")
     if not all(np.isfinite([note.score, note.entropy, note.distance])):
-        raise DataError(f"{path}: a figure of layer {place[0]}, head {place[1]} is not a number; write the file again")
+        raise DataError(
+            f"{path}: a value for layer {place[0]}, head {place[1]} is not a finite number; run 'cloze heads' again"
+        )
     return *place, note
 
 

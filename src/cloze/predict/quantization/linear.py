@@ -270,7 +270,10 @@ def largest_features(bert: Backbone) -> dict[str, Tensor]:
 
 @contextmanager
 def _recorded(bert: Backbone, largest: dict[str, Tensor]) -> Iterator[None]:
-    """Record the maximum absolute inputs of the products in ``largest`` within a ``with`` block, without dropout."""
+    """Store the maximum absolute input features of linear layers in ``largest`` within a ``with`` block.
+
+    Dropout is disabled in the block.
+    """
 
     def record(place: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         sizes = inputs[0].abs().flatten(0, -2).amax(0)  # (B, T, K) -> (K,)

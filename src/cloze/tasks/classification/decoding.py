@@ -240,7 +240,7 @@ def calibrate(
         targets: Label indices, (N,), or 0 and 1, (N, L).
         score: The score to maximize with the threshold.
     """
-    from scipy.optimize import minimize_scalar  # deferred: slow to import, and the service never fits
+    from scipy.optimize import minimize_scalar  # deferred: slow to import, and the service never calibrates
 
     def negative_log_likelihood(temperature: float) -> float:
         shares = probabilities(replace(task, temperature=float(temperature)), logits)

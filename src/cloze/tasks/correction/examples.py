@@ -1,6 +1,6 @@
 """Read texts with mistakes and their corrections, and lists of characters or words that are easily confused.
 
-Data is a table with both columns, or a folder with the SIGHAN sentences as published.
+The data is a table with a column for each, or a folder with the SIGHAN sentences as published.
 
 Confusion lists come in several formats: ``平:评苹瓶`` (SIGHAN), a character or word with its confusions after a tab or
 spaces, and pairs of a wrong and a right word. Lines that cannot be parsed are reported; the others are used.

@@ -93,7 +93,10 @@ class TaggedSentences:
 
     @cached_property
     def neighbours(self) -> list[list[int]]:
-        """Groups of consecutive sentences of a document; a file without marks is one document, with a warning."""
+        """The indices of the sentences, grouped into runs of consecutive sentences of one document.
+
+        A file without -DOCSTART- lines is treated as one document, with a warning.
+        """
         if not self.marked:
             logger.warning("%s has no -DOCSTART- lines: all of it is treated as one document", self.path)
         return group_neighbours(self.order)

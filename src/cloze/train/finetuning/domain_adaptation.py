@@ -45,7 +45,7 @@ from cloze.train.run import Run
 _WORD = re.compile(r"[㐀-䶿一-鿿]|[^\W_]+")
 _MAX_WORDS, _MIN_WORDS = 8, 4  # length of the n-grams
 _SHOWN = 3  # number of locations in the error message
-# The text column of JSONL and Parquet files, the same as in the preparation afterwards.
+# The text column of JSONL and Parquet files, the same as in the preparation that follows.
 _COLUMN = PrepareSettings.text
 
 Rows = Iterable[tuple[str, Sequence[str]]]  # (location, texts) of each row
@@ -139,7 +139,7 @@ def read_test_file(source: Source, path: TableSource) -> list[PlacedTexts]:
 
 
 _LOOKING = "looking for dev and test rows in the text"
-# Names of the compared starts in the results.
+# Names, in the results, of the starting points that are compared.
 DIRECT, DOMAIN, TASK, BOTH = "direct", "domain", "task", "domain + task"
 
 

@@ -52,7 +52,7 @@ COMPARED_FOLDS = 3
 CHOICE = "few_labels.json"
 PAIRS = 2000  # approximate number of pairs for contrastive training: as many texts as 250 updates of 16 rows
 _PAIRS_STREAM = 2  # separates these random numbers from those of order, dropout and augmentation
-# The weights are exact to about six digits.
+# The weights are accurate to about six digits.
 _TOLERANCE, _MOST_ITERATIONS = 1e-9, 10_000
 _CONVERGED = 1e-5
 

@@ -211,7 +211,7 @@ def _grid_values(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _CellTrainer:
-    """Trains cells from one model on one task, each in its own folder."""
+    """Trains the cells of the grid from one model on one task, each in its own folder."""
 
     source: Source
     model: str | Path

@@ -168,7 +168,9 @@ class FinetuneSettings:
                 f"feature_head is {self.feature_head!r}, which reads frozen states; choose last, last4 or mix as frozen"
             )
         if self.linear_start and self.frozen is not None:
-            raise ConfigError("linear_start and frozen exclude each other; use few for a linear head on frozen vectors")
+            raise ConfigError(
+                "linear_start and frozen exclude each other; to train a linear head on frozen vectors, set few instead"
+            )
         if self.precision == "bf16" and self.frozen is not None:
             raise ConfigError("precision is bf16, but frozen states are computed once, in fp32; leave out one of them")
         if self.checkpointing and self.frozen is not None:
