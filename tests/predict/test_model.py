@@ -274,4 +274,4 @@ def test_every_prediction_warns_of_unknown_words(
 
 def test_missing_values_are_rejected_with_their_number(pretrained: Model) -> None:
     with pytest.raises(RequestError, match=r"^text 2 is None \(NoneType\); expected a str: leave out missing values$"):
-        pretrained.embed(["the cat", None])  # type: ignore[list-item]
+        pretrained.embed(["the cat", None])

@@ -120,8 +120,8 @@ def read_texts(
     for number, text in enumerate([*texts, *(pairs or ())]):
         if not isinstance(text, str):
             raise RequestError(
-                f"text {number % max(1, len(texts)) + 1} is {text!r:.40} ({type(text).__name__}); expected a str: leave out "
-                "missing values"
+                f"text {number % max(1, len(texts)) + 1} is {text!r:.40} ({type(text).__name__}); expected a str: "
+                "leave out missing values"
             )
     if pairs is not None:
         _check_pairs(texts, pairs, segments)
