@@ -2,10 +2,9 @@
 
 This is a noisy-channel model (Kernighan et al. 1990): a written word is either correct or a misspelling of another one.
 The language model gives the probability of each candidate in its context, and the channel gives the probability of the
-mistake; their product gives the confidence. Chinese is corrected character by character; the candidates are all other
-characters, or only those in a confusion list. Alphabetic words are corrected to vocabulary words at a
-Damerau-Levenshtein distance of one or two. A model trained to correct (Cui et al. 2020) has learned the channel itself
-and reads the text unmasked.
+mistake; their product gives the confidence. Chinese is corrected character by character; candidates are all other
+characters, or those in a confusion list. Alphabetic words are corrected to vocabulary words at a Damerau-Levenshtein
+distance of 1 or 2. A model trained to correct (Cui et al. 2020) has learned the channel and reads the text unmasked.
 
 Dimensions: T tokens, V vocabulary, W vocabulary words, C candidates.
 """
