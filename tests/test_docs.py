@@ -272,13 +272,13 @@ def test_every_result_names_its_command_machine_and_commit() -> None:
     text = (ROOT / "docs" / "results.md").read_text("utf-8")
     tables = [line for line in text.splitlines() if line.startswith("| ") and line.count(" | ") == 5]
     rows = [line.strip("| ").split(" | ") for line in tables if not line.startswith("| figure |")]
-    assert len(rows) > 20
+    assert len(rows) > 12
     for figure, command, machine, commit, seeds, interval in rows:
         assert command == "the same" or re.fullmatch(r"`[^`]+`", command), figure
-        assert machine in ("Zen 5", "Zen 4", "Xeon", "AVX2", "-"), figure
+        assert machine in ("Zen 5", "Zen 4", "Xeon", "AVX2"), figure
         assert re.fullmatch(r"[0-9a-f]{7}", commit), figure
         assert re.fullmatch(r"\d+|-", seeds), figure
-        assert interval not in ("", "-"), f"{figure}: an interval, or 'no interval recorded'"
+        assert re.search(r"\d", interval), f"{figure}: no interval"
 
 
 def test_architecture_names_every_package_and_root_module() -> None:
