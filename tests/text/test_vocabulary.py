@@ -39,7 +39,7 @@ def test_small_flaws_are_forgiven(content: str, tmp_path: Path) -> None:
         ("[PAD]\n[UNK]\n[CLS]\n[SEP]\na", r"\[MASK\] missing"),
         ("", r"\[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\] missing"),
         (b"[PAD]\n\xff\n", "not UTF-8 at byte 6"),
-        (b"a" * 16_000_001, "over 16,000,000 bytes"),
+        (b"a" * 16_000_001, "larger than 16,000,000 bytes"),
     ],
 )
 def test_flaws_that_are_not(content: str | bytes, message: str, tmp_path: Path) -> None:

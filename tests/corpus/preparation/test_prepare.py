@@ -276,7 +276,7 @@ def test_shard_that_kills_all_its_workers_stops_the_work_and_the_command_goes_on
 ) -> None:
     killing(3)
     engine, listener = EngineSettings(workers=2), Listener()
-    message = r"shard 00003: 3 processes died during this task, the last with exit code -9.*run the same command"
+    message = r"shard 00003: 3 processes died during this task, the last with exit code -9.*re-run the command"
     with pytest.raises(ClozeError, match=message):
         prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=engine)
     finished = times(tmp_path / "data.partial" / "shards" / "00000")

@@ -55,7 +55,7 @@ def test_one_text_is_timed_a_few_times(embedded_texts: Counter[str], tmp_path: P
 
 def test_a_task_that_does_not_fit_is_known_before_the_work(embedded_texts: Counter[str], tmp_path: Path) -> None:
     folder = saved(model_folder(["mlm"]), tmp_path / "model")
-    message = r"^the model: classify needs a model fine-tuned to classify; this one has the heads: mlm; make one"
+    message = r"^the model: classify needs a model fine-tuned to classify; this one has the heads: mlm; train one"
     with pytest.raises(RequestError, match=message):
         quantize(folder, TEXTS, task=Source("classify", tmp_path / "rows.tsv"))
     assert not embedded_texts

@@ -214,7 +214,7 @@ def test_bad_files_are_told(tmp_path: Path, value: object, expected: str) -> Non
 def test_when_every_question_is_bad_the_first_is_told(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", as_squad([NONE]))
     assert complaint("squad", path, on_bad_row="skip").startswith(
-        "a.json: all of its 1 questions are bad; the first: a.json:q3: this question has no answer"
+        "a.json: all 1 questions are bad; the first: a.json:q3: this question has no answer"
     )
 
 
