@@ -153,9 +153,9 @@ def test_output_that_cannot_be_written_stops_nothing(folders: dict[str, str]) ->
         subprocess.Popen(command, stdout=full, stderr=subprocess.PIPE, text=True) as service,
     ):
         assert service.stderr is not None
-        told = next(line for line in service.stderr if "standard output" in line)
-        assert told.startswith("cloze: note: standard output cannot be written; base at http")
-        address = told.partition(" at ")[2].split()[0]
+        message = next(line for line in service.stderr if "standard output" in line)
+        assert message.startswith("cloze: note: standard output cannot be written; base at http")
+        address = message.partition(" at ")[2].split()[0]
         assert httpx.get(f"{address}/health").status_code == 200
         service.terminate()
         rest = service.communicate(timeout=60)[1]

@@ -144,11 +144,11 @@ def chunks(sentence: Sequence[str]) -> set[tuple[str, int, int]]:
     return found
 
 
-def defined(expected: Sequence[Sequence[str]], told: Sequence[Sequence[str]]) -> tuple[float, float, float]:
+def defined(expected: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> tuple[float, float, float]:
     true = {(row, *chunk) for row, sentence in enumerate(expected) for chunk in chunks(sentence)}
-    said = {(row, *chunk) for row, sentence in enumerate(told) for chunk in chunks(sentence)}
-    both = len(true & said)
-    precision, recall = both / len(said) if said else 0.0, both / len(true) if true else 0.0
+    found = {(row, *chunk) for row, sentence in enumerate(predicted) for chunk in chunks(sentence)}
+    both = len(true & found)
+    precision, recall = both / len(found) if found else 0.0, both / len(true) if true else 0.0
     return 2 * precision * recall / (precision + recall) if both else 0.0, precision, recall
 
 
@@ -160,18 +160,20 @@ def test_scores_are_those_of_the_definition(seed: int) -> None:
     names = ["O", *(f"{prefix}-{kind}" for prefix in prefixes for kind in "XY")]
     lengths = [draw.randint(1, 9) for _ in range(20)]
     expected = [draw.choices(names, k=length) for length in lengths]
-    told = [[tag if draw.random() < 0.7 else draw.choice(names) for tag in sentence] for sentence in expected]
-    scores = score_tags(find_tags(expected), expected, told)
-    f1, precision, recall = defined(expected, told)
+    predicted = [[tag if draw.random() < 0.7 else draw.choice(names) for tag in sentence] for sentence in expected]
+    scores = score_tags(find_tags(expected), expected, predicted)
+    f1, precision, recall = defined(expected, predicted)
     assert list(scores) == ["f1", "precision", "recall", "accuracy"]
     assert (scores["f1"], scores["precision"], scores["recall"]) == pytest.approx((f1, precision, recall))
-    assert scores["f1"] == pytest.approx(f1_score(expected, told))
+    assert scores["f1"] == pytest.approx(f1_score(expected, predicted))
     assert 0 < scores["f1"] < 1
     right = sum(
-        one == other for row, rows in zip(expected, told, strict=True) for one, other in zip(row, rows, strict=True)
+        one == other
+        for row, rows in zip(expected, predicted, strict=True)
+        for one, other in zip(row, rows, strict=True)
     )
     assert scores["accuracy"] == pytest.approx(right / sum(lengths))
-    for sentence in told:
+    for sentence in predicted:
         assert {tuple(span) for span in find_entities(sentence)} == chunks(sentence)
 
 
@@ -369,16 +371,16 @@ def test_no_word_is_lost_or_told_twice(seed: int) -> None:
     groups = None if cuts is None else [order[a:b] for a, b in zip([0, *cuts], [*cuts, len(order)], strict=True)]
     step = draw.choice((None, 1, 2, 5, 1000))
     windows = tag_windows(tokenizer, read_words(tokenizer, sentences), groups, step)
-    told = []
+    tagged = []
     for window in windows:
         assert len(window.encoding.ids) <= tokenizer.max_length
         assert window.encoding.dropped == 0
         for served in window.served:
             for word, place in enumerate(served.places, start=served.first):
-                told.append((served.row, word))
+                tagged.append((served.row, word))
                 assert window.encoding.tokens[place] == sentences[served.row][word][0]
-    assert sorted(told) == [(row, word) for row, words in enumerate(sentences) for word in range(len(words))]
-    assert [row for row, _ in told] == sorted(row for row, _ in told)
+    assert sorted(tagged) == [(row, word) for row, words in enumerate(sentences) for word in range(len(words))]
+    assert [row for row, _ in tagged] == sorted(row for row, _ in tagged)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -409,10 +411,10 @@ def test_a_window_serves_every_sentence_that_it_holds() -> None:
     sentences = [[[letter]] * count for letter, count in zip(range(5, 11), (3, 3, 3, 12, 2, 1), strict=True)]
     groups = [[0, 1, 2, 3, 4], [5]]
     windows = tag_windows(TOKENIZER.with_max_length(10), sentences, groups)
-    told = [([served.row for served in window.served], window.encoding.ids[1:-1]) for window in windows]
+    encoded = [([served.row for served in window.served], window.encoding.ids[1:-1]) for window in windows]
     a, b, c, d, e, f = range(5, 11)
-    assert told[0] == ([0, 1], [a] * 3 + [b] * 3 + [c] * 2), "the remaining space is filled with the following text"
-    assert told[1] == ([2], [b] * 2 + [c] * 3 + [d] * 3), "and with the preceding text"
-    assert all(rows == [3] and set(ids) == {d} for rows, ids in told[2:-2]), "a long sentence has separate windows"
-    assert told[-2] == ([4], [d] * 6 + [e] * 2), "at the end, it is filled with the preceding text only"
-    assert told[-1] == ([5], [f]), "no text comes from another document"
+    assert encoded[0] == ([0, 1], [a] * 3 + [b] * 3 + [c] * 2), "the remaining space is filled with the following text"
+    assert encoded[1] == ([2], [b] * 2 + [c] * 3 + [d] * 3), "and with the preceding text"
+    assert all(rows == [3] and set(ids) == {d} for rows, ids in encoded[2:-2]), "a long sentence has separate windows"
+    assert encoded[-2] == ([4], [d] * 6 + [e] * 2), "at the end, it is filled with the preceding text only"
+    assert encoded[-1] == ([5], [f]), "no text comes from another document"
