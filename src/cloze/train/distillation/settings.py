@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from cloze.errors import ConfigError, did_you_mean
 from cloze.options import LongTexts, check_types
+from cloze.options import PrecisionName as InferencePrecision
 from cloze.train.finetuning.settings import SHORTEST, ResolvedSettings
 from cloze.train.settings import LoopSettings, PrecisionName
 
@@ -21,7 +22,7 @@ TEXT_RATE, TEXT_RATE_ABOVE, WIDE = 1e-3, 5e-4, 384
 # What the student reproduces in distillation on raw text, and the settings that only one of these objectives has.
 TextObjective = Literal["vectors", "relations", "hidden"]
 _TEXT_OBJECTIVE_SETTINGS = {
-    "vectors": ("distance", "match_width", "cache"),
+    "vectors": ("distance", "match_width", "cache", "teacher_precision"),
     "relations": ("teacher_layer", "relation_heads"),
 }
 
@@ -151,7 +152,7 @@ class TextDistillSettings:
     student: str | None = None
     """Another model as the student: a folder, a run or a hub name."""
     start: Literal["layers", "random"] = "layers"
-    """With --text: initialize a new student from layers of the teacher if the shapes are equal, or randomly."""
+    """With --text: initialize a new student from the teacher (its layers if the shapes are equal), or randomly."""
     pooling: str | None = None
     """With --text, for vectors: pooling of both models, such as mean or cls; by default, the teacher's."""
     distance: Literal["cosine", "mse"] = "cosine"
@@ -172,6 +173,8 @@ class TextDistillSettings:
     """With --text: fraction of the texts that is held out for evaluation, at most 2,000 texts."""
     cache: bool = True
     """With --text, for vectors: compute the teacher's vectors once and store them in the run's folder."""
+    teacher_precision: InferencePrecision = "auto"
+    """With --text, for vectors: precision of the teacher: fp32, bf16, int8, or auto (bf16 where it is faster)."""
     epochs: int | None = None
     """Passes over the training texts; 1 if neither steps nor hours is given."""
     steps: int | None = None

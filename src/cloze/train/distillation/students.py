@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from cloze.checkpoint import ModelFolder, find_source, load_folder
 from cloze.checkpoint.folder import usual_pooling
 from cloze.corpus.documents import read_lines
@@ -27,6 +30,8 @@ from cloze.text.tokenizer_files import TokenizerSettings, find_vocabulary
 from cloze.train.distillation.settings import DistillSettings, Take, TextDistillSettings
 
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
+_TOKEN_TABLE = "encoder.embeddings.token.weight"
+_TABLES = tuple(f"encoder.embeddings.{name}.weight" for name in ("token", "segment", "position"))
 
 
 def make_student(teacher: ModelFolder, settings: DistillSettings) -> Backbone:
@@ -189,13 +194,10 @@ def make_text_student(
     tokenizer = teacher.tokenizer if settings.vocab is None else _read_vocabulary(settings.vocab, teacher.tokenizer)
     config = _text_config(teacher.model.config, settings, tokenizer)
     student = Bert.fresh(config, (), pooler=pooler, seed=settings.seed)
-    copied, note = 0, "as requested"
+    copied, origin = False, "initialized randomly, as requested"
     if settings.start == "layers":
-        copied, note = _copy_layers(student, tokenizer, teacher)
-    progress.say(
-        f"student: {config.layers} layers, hidden size {config.hidden_size}; "
-        + (f"initialized from layers {note} of the teacher" if copied else f"initialized randomly, {note}")
-    )
+        copied, origin = _copy_layers(student, tokenizer, teacher)
+    progress.say(f"student: {config.layers} layers, hidden size {config.hidden_size}; {origin}")
     # Position embeddings beyond the training length are trained only if they come from the teacher.
     longest = teacher.tokenizer.max_length if copied else settings.text_training().max_length
     return ModelFolder(student.eval(), tokenizer.with_max_length(min(longest, config.positions)))
@@ -248,28 +250,48 @@ def _with_width(shape: BertConfig, width: int) -> BertConfig:
     return replace(shape, hidden_size=width, heads=width // size, feedforward_size=inner, initial_deviation=deviation)
 
 
-def _copy_layers(student: Bert, tokenizer: Tokenizer, teacher: ModelFolder) -> tuple[int, str]:
-    """Copy evenly spaced layers and the embeddings of the teacher if the shapes are equal.
+def _copy_layers(student: Bert, tokenizer: Tokenizer, teacher: ModelFolder) -> tuple[bool, str]:
+    """Initialize the student from the teacher as far as the shapes allow.
+
+    With equal shapes, evenly spaced layers and the embeddings are copied. With another hidden size, only the embeddings
+    are, reduced to their principal components.
 
     Returns:
-        The number of copied layers, and which they are, or why none was copied.
+        Whether the position embeddings come from the teacher, and a phrase for the user.
     """
     ours, theirs = student.config, teacher.model.config
-    for name in ("hidden_size", "heads", "feedforward_size", "embedding_size", "shared_layers"):
-        if getattr(ours, name) != getattr(theirs, name):
-            one, other = getattr(ours, name), getattr(theirs, name)
-            return 0, f"because its {name} is {one} and that of the teacher {other}"
-    if ours.layers > theirs.layers:
-        return 0, f"because it has more layers than the teacher, {theirs.layers}"
-    chosen = layers_to_take(theirs.layers, ours.layers, "alternate")
-    source = with_layers(teacher.model, chosen, None).state_dict()
+    reduced = ours.hidden_size < theirs.hidden_size and ours.embedding_size is theirs.embedding_size is None
+    if reduced:
+        source = _reduce_embeddings(teacher.model, ours.hidden_size)
+        origin = "layers initialized randomly, embeddings from the principal components of the teacher's"
+    else:
+        for name in ("hidden_size", "heads", "feedforward_size", "embedding_size", "shared_layers"):
+            if getattr(ours, name) != getattr(theirs, name):
+                values = f"{getattr(ours, name)} and that of the teacher {getattr(theirs, name)}"
+                return False, f"initialized randomly, because its {name} is {values}"
+        if ours.layers > theirs.layers:
+            return False, f"initialized randomly, because it has more layers than the teacher, {theirs.layers}"
+        chosen = layers_to_take(theirs.layers, ours.layers, "alternate")
+        source = with_layers(teacher.model, chosen, None).state_dict()
+        origin = f"initialized from layers {', '.join(str(layer + 1) for layer in chosen)} of the teacher"
     state = student.state_dict()
-    table = "encoder.embeddings.token.weight"
     if not tokenize_alike(tokenizer, teacher.tokenizer):
         rows = {number: teacher.tokenizer.id(piece) for number, piece in enumerate(tokenizer.pieces)}
         for number, row in rows.items():
             if row is not None:
-                state[table][number] = source[table][row]
-        del source[table]
+                state[_TOKEN_TABLE][number] = source[_TOKEN_TABLE][row]
+        del source[_TOKEN_TABLE]
     student.load_state_dict(state | {name: source[name] for name in state if name in source})
-    return len(chosen), ", ".join(str(layer + 1) for layer in chosen)
+    return True, origin
+
+
+def _reduce_embeddings(teacher: Backbone, width: int) -> dict[str, Tensor]:
+    """Return the token, segment and position embeddings, projected onto the principal directions of the tokens'.
+
+    The tokens are not centred, so that dot products between the sums of embeddings change as little as possible.
+    """
+    tables = {name: tensor for name, tensor in teacher.state_dict().items() if name.startswith(_TABLES)}
+    tokens = tables[_TOKEN_TABLE].double()
+    _, directions = torch.linalg.eigh(tokens.T @ tokens)  # ascending eigenvalues
+    components = directions.flip(1)[:, :width]  # (H', H)
+    return {name: (tensor.double() @ components).float() for name, tensor in tables.items()}

@@ -26,6 +26,7 @@ from cloze.files import flush, read_json, replace_json
 from cloze.hardware import format_bytes
 from cloze.interrupts import Interrupted, heard_at_once
 from cloze.model.batch import Batch
+from cloze.options import PrecisionName
 from cloze.predict import Model
 from cloze.predict.embeddings.pooling import make_vectors
 from cloze.predict.quantization.precision import set_precision, use_without_int8
@@ -56,6 +57,7 @@ class TeacherVectors:
         pooling: Pooling | None,
         key: Mapping[str, Any],
         device: torch.device,
+        precision: PrecisionName = "auto",
     ) -> None:
         """Load the teacher for prediction.
 
@@ -66,6 +68,7 @@ class TeacherVectors:
             pooling: Its pooling; None for that of its folder.
             key: Everything that the vectors depend on; a cache with another key is computed again.
             device: Where to compute.
+            precision: The teacher's precision; auto never uses int8.
         """
         self._texts, self._folder = texts, folder
         self._make = make_vectors(teacher, pooling, last=True)
@@ -74,7 +77,7 @@ class TeacherVectors:
         self._components: Vectors | None = None  # (K, D)
         self._cached: NDArray[np.float16] | None = None
         self._key = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
-        self._choose_precision(teacher, device)
+        self._choose_precision(teacher, device, precision)
 
     @property
     def path(self) -> Path:
@@ -86,8 +89,8 @@ class TeacherVectors:
         """The size of the complete cache in bytes."""
         return len(self._texts) * self.width * _STORED.itemsize
 
-    def _choose_precision(self, teacher: ModelFolder, device: torch.device) -> None:
-        """Use the recorded precision, because another one would change the vectors; else the fastest one."""
+    def _choose_precision(self, teacher: ModelFolder, device: torch.device, precision: PrecisionName) -> None:
+        """Use the recorded precision, because another one would change the vectors; else the given one."""
         record = self._folder / _RECORD
         found = read_json(record, DataError) if record.is_file() else {}
         if found.get("key") == self._key:
@@ -95,7 +98,10 @@ class TeacherVectors:
             return
         for path in (self.path, self._folder / _COMPONENTS):
             path.unlink(missing_ok=True)
-        use_without_int8(teacher, device) if teacher.model.capabilities.fused_kernels else None
+        if precision != "auto":
+            set_precision(teacher, precision, device)
+        elif teacher.model.capabilities.fused_kernels:
+            use_without_int8(teacher, device)
         replace_json(record, {"key": self._key, "precision": self._model.precision})
 
     @torch.inference_mode()

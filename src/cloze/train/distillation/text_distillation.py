@@ -288,11 +288,17 @@ class _TextDistillation:
     @cached_property
     def vectors(self) -> TeacherVectors:
         """The teacher's vectors."""
-        names = ("texts", "teacher", "base", "max_length", "pooling")
+        names = ("texts", "teacher", "base", "max_length", "pooling", "teacher_precision")
         key = {name: self.recorded[name] for name in names}
         pooling: Any = self.settings.pooling
         return TeacherVectors(
-            self._teacher, self.texts.teacher, self.folder, pooling=pooling, key=key, device=self.device
+            self._teacher,
+            self.texts.teacher,
+            self.folder,
+            pooling=pooling,
+            key=key,
+            device=self.device,
+            precision=self.settings.teacher_precision,
         )
 
     @property
