@@ -456,6 +456,51 @@ def test_new_student_starts_from_the_layers_of_the_teacher(teacher: Path, other_
     assert random.tokenizer.max_length == 48, "no longer than it is trained on"
 
 
+def test_narrower_student_starts_from_principal_components_of_the_embeddings(
+    teacher: Path, other_vocabulary: Path
+) -> None:
+    contents, listener = load_folder(teacher), Listener()
+    narrow = replace(QUICK, hidden_size=16)
+    student = make_text_student(contents, narrow, pooler=False, progress=listener)
+    assert listener.said[-1] == (
+        "student: 2 layers, hidden size 16; layers initialized randomly, embeddings from the principal components of "
+        "the teacher's"
+    )
+    ours, theirs = student.model.encoder.embeddings, contents.model.encoder.embeddings
+    # The singular value decomposition of the token table gives the best approximation of that rank.
+    wanted = np.linalg.svd(theirs.token.weight.detach().double().numpy(), full_matrices=False)
+    best = (wanted.U * wanted.S)[:, :16]
+    products = ours.token.weight.detach().double().numpy()
+    np.testing.assert_allclose(products @ products.T, best @ best.T, atol=1e-4)
+    np.testing.assert_allclose(
+        (ours.position.weight @ ours.token.weight.T).detach().numpy(),
+        theirs.position.weight.detach().numpy() @ wanted.Vh.T[:, :16] @ best.T,
+        atol=1e-4,
+    )
+    assert student.tokenizer.max_length == contents.tokenizer.max_length
+    again = make_text_student(contents, narrow, pooler=False, progress=listener)
+    assert torch.equal(again.model.token_table.weight, student.model.token_table.weight)
+    mixed = make_text_student(contents, replace(narrow, vocab=str(other_vocabulary)), pooler=False, progress=listener)
+    piece = next(piece for piece in mixed.tokenizer.pieces if contents.tokenizer.id(piece) and len(piece) > 3)
+    rows = (mixed.model.token_table.weight, mixed.tokenizer), (student.model.token_table.weight, contents.tokenizer)
+    assert torch.equal(*(table[tokenizer.id(piece) or 0] for table, tokenizer in rows))
+
+
+def test_precision_of_the_teacher(text: Path, teacher: Path, tmp_path: Path) -> None:
+    settings = replace(QUICK, steps=2, teacher_precision="int8")
+    contents = load_folder(teacher)
+    texts = open_texts(text, tmp_path, contents.tokenizer).teacher
+    arguments: dict[str, Any] = {"pooling": None, "key": {"a": 1}, "device": CPU}
+    vectors = TeacherVectors(contents, texts, tmp_path, precision="int8", **arguments)
+    embedder = load(teacher, precision="int8")
+    assert np.abs(vectors.rows(np.arange(20)).numpy() - embedder.embed(sentences_of(text)[:20])).max() < 1e-3
+    run = distill_text([text], teacher, tmp_path / "run", settings=settings)
+    with pytest.raises(ConfigError, match="teacher_precision"):
+        distill_text([text], teacher, run, settings=replace(settings, teacher_precision="fp32"))
+    with pytest.raises(ConfigError, match="teacher_precision is 'int8', which is for the objective vectors"):
+        cloze.TextDistillSettings(objective="relations", teacher_precision="int8")
+
+
 def test_given_student_with_another_vocabulary(
     text: Path, teacher: Path, other_vocabulary: Path, tmp_path: Path
 ) -> None:
