@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from cloze.hardware import keep_freed_memory
 from cloze.model.encoder import attention_weights
-from cloze.train.memory import keep_freed_memory
 
 # (sequences, heads, tokens, head size) of mini, MiniLM and base at common lengths.
 SHAPES = ((16, 4, 128, 64), (32, 12, 48, 32), (8, 12, 128, 64), (4, 12, 512, 64))

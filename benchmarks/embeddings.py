@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cloze.corpus.documents import read_documents
 from cloze.predict import load
-from cloze.predict.embeddings.comparison import report_embeddings
+from cloze.predict.embeddings.vector_quality import report_embeddings
 from cloze.tasks.classification.published import GLUE, read_split
 from minilm import minilm  # module in benchmarks/
 from public_data import add_data, find_data  # module in benchmarks/

@@ -64,12 +64,12 @@ def variants() -> tuple[str, ...]:
 def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, out: Path) -> None:
     """Train with cloze's own loop, one step per message."""
     from cloze.checkpoint import load_folder
+    from cloze.hardware import keep_freed_memory
     from cloze.model.surgery import with_heads
     from cloze.progress import Silent
     from cloze.tasks.classification.examples import sequence_items
     from cloze.train.finetuning.objective import TaskBatches, TaskObjective
     from cloze.train.loop import TrainerOptions, train
-    from cloze.train.memory import keep_freed_memory
     from cloze.train.optimization import Precision
     from cloze.train.run import Run
     from cloze.train.settings import LoopSettings

@@ -27,10 +27,10 @@ from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
 from cloze.corpus.shards import Corpus
+from cloze.hardware import keep_freed_memory
 from cloze.model import Backbone, Bert, HeadName, preset
 from cloze.model.cost import estimate
 from cloze.text import Tokenizer
-from cloze.train.memory import keep_freed_memory
 from cloze.train.optimization import Precision, make_optimizer, measure_peak
 from cloze.train.pretraining.objective import PretrainingObjective
 from public_data import add_data, find_data  # module in benchmarks/

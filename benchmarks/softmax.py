@@ -13,7 +13,7 @@ from statistics import median
 
 import torch
 
-from cloze.train.memory import keep_freed_memory
+from cloze.hardware import keep_freed_memory
 
 LENGTHS = (45, 51, 60, 64, 80, 96, 128)
 

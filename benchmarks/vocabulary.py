@@ -171,10 +171,10 @@ def trainer(data: Path, folder: Path, megabytes: float, size: int) -> None:
 
 def quality(data: Path, folder: Path, megabytes: float, size: int) -> None:
     from cloze.corpus.documents import read_lines
+    from cloze.corpus.learn_vocabulary import measure_fit
     from cloze.progress import Silent
     from cloze.text import read_vocabulary
     from cloze.text.word_counts import count_words
-    from cloze.text.wordpiece import measure_fit
 
     limit = megabytes * MEGABYTE
     train = write_lines(folder / "train.txt", books(data, held_out=False), limit)

@@ -205,7 +205,7 @@ STAGES: dict[str, Stage] = {
         borders=("shards -> loss", "batch -> states", "contents -> disk"),
         entry=(
             "cloze.train.loop:train",
-            "cloze.train.memory:keep_freed_memory",
+            "cloze.hardware:keep_freed_memory",
             "cloze.train.run:Run.open",
             "cloze.train.run:Run.report_finished",
             "cloze.train.run:Run.finish",

@@ -226,7 +226,7 @@ def spy(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spy:
     monkeypatch.setattr("cloze.tasks.tagging.decoding.tag_texts", tag_texts)
     monkeypatch.setattr("cloze.predict.corrector.Corrector", SpyCorrector)
     monkeypatch.setattr("cloze.predict.preprocessing.require_head", lambda *_: None)
-    monkeypatch.setattr("cloze.predict.embeddings.comparison.report_embeddings", report_embeddings)
+    monkeypatch.setattr("cloze.predict.embeddings.vector_quality.report_embeddings", report_embeddings)
     return spied
 
 

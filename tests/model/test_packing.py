@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from cloze.model import Bert, EncoderOutput, first_positions
+from cloze.model.batch import Packing
 from cloze.model.encoder import Layer
-from cloze.model.packing import Packing
 from tests.model.made import ATTACHED, SMALL, assert_close, attached_bert, random_bert
 
 CONFIGS = {"bert": SMALL, "shared layers": replace(SMALL, embedding_size=10, shared_layers=True)}
@@ -97,7 +97,7 @@ def test_attention_weights_are_those_of_whole_batches() -> None:
 def test_training_has_the_same_gradients(
     monkeypatch: pytest.MonkeyPatch, way: str, needed: Tensor | None, neighbours: int
 ) -> None:
-    monkeypatch.setattr("cloze.model.packing.TRAINING_GROUP", neighbours)
+    monkeypatch.setattr("cloze.model.batch.TRAINING_GROUP", neighbours)
     model = attached_bert(replace(SMALL, dropout=0.0, attention_dropout=0.0), way)
     found = []
     for training in (False, True):  # padded, packed

@@ -23,7 +23,7 @@ from cloze.model.adapters import Attachment, attach
 from cloze.model.backbone import split_pairs
 from cloze.model.cost import count_parameters
 from cloze.predict import evaluate, load
-from cloze.predict.onnx_export import export_onnx
+from cloze.predict.loading import export_onnx
 from cloze.predict.quantization.quantize import quantize
 from cloze.serve.settings import ServiceSettings
 from cloze.tasks.rows import Source

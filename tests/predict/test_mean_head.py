@@ -24,7 +24,7 @@ from cloze.errors import CheckpointError, ConfigError
 from cloze.model import HeadName
 from cloze.model.adapters import Attachment, attach
 from cloze.predict import evaluate, load
-from cloze.predict.onnx_export import export_onnx
+from cloze.predict.loading import export_onnx
 from cloze.predict.quantization.quantize import quantize
 from cloze.serve.settings import ServiceSettings
 from cloze.tasks.rows import Source

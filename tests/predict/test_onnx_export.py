@@ -11,7 +11,7 @@ import torch
 from cloze.errors import ConfigError
 from cloze.model import HeadName
 from cloze.model.losses import task_logits
-from cloze.predict.onnx_export import export_onnx
+from cloze.predict.loading import export_onnx
 from cloze.text import Tokenizer
 from tests.model.made import model_folder
 

@@ -18,9 +18,8 @@ from torture.services import Running, process
 from cloze.checkpoint import EmbeddingSettings, load_folder, save_folder
 from cloze.predict import load
 from cloze.predict.quantization import precision as precision_module
-from cloze.predict.quantization import service_precision
-from cloze.predict.quantization.quantize import quantize
-from cloze.predict.quantization.service_precision import cache_folder, load_for_service
+from cloze.predict.quantization import quantize as quantize_module
+from cloze.predict.quantization.quantize import cache_folder, load_for_service, quantize
 from cloze.serve.metrics import Metrics
 from cloze.serve.models import load_models
 from cloze.serve.service import Service
@@ -50,13 +49,13 @@ def folder(tmp_path: Path) -> Path:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The minimum cosine of each measurement."""
     found: list[float] = []
-    measure = service_precision._measure
+    measure = quantize_module._measure
 
     def counted(*given: Any) -> float:
         found.append(measure(*given))
         return found[-1]
 
-    monkeypatch.setattr(service_precision, "_measure", counted)
+    monkeypatch.setattr(quantize_module, "_measure", counted)
     return found
 
 
@@ -97,7 +96,7 @@ def test_changed_model_is_measured_anew(
     elif change == "pooling":
         contents = replace(contents, embedding=EmbeddingSettings("max", normalize=True))
     else:
-        monkeypatch.setattr(service_precision, "INT8_FORMAT", "cloze int8 3")
+        monkeypatch.setattr(quantize_module, "INT8_FORMAT", "cloze int8 3")
     save_folder(contents, folder)
     model, _ = load_for_service(str(folder), paragraphs=paragraphs)
     assert len(measured) == len(list(cache.iterdir())) == 2
@@ -174,7 +173,7 @@ def test_user_without_a_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_model_that_int8_changes_too_much(
     bf16: bool, folder: Path, measured: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_precision, "LEAST_COSINE", 0.9999999)
+    monkeypatch.setattr(quantize_module, "LEAST_COSINE", 0.9999999)
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: bf16)
     expected = load(folder).embed(TEXTS)
     for origin in ("measured now", "cached"):
@@ -190,7 +189,7 @@ def test_model_that_int8_changes_too_much(
 
 
 def test_vectors_that_are_no_numbers_are_not_near(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_precision, "cosines", lambda *_: np.array([1.0, np.nan]))
+    monkeypatch.setattr(quantize_module, "cosines", lambda *_: np.array([1.0, np.nan]))
     model, chosen = load_for_service(str(folder), paragraphs=paragraphs)
     assert (model.precision, chosen.least_cosine) == ("fp32", -1.0)
     assert "(cached)" in load_for_service(str(folder), paragraphs=paragraphs)[1].reason
@@ -263,7 +262,7 @@ def test_precision_that_was_asked_for_is_taken(folder: Path, measured: list[floa
 PROGRAM = """
 import sys
 from cloze.predict.quantization import precision
-from cloze.predict.quantization.service_precision import load_for_service
+from cloze.predict.quantization.quantize import load_for_service
 
 precision._is_faster = lambda *_: True
 print("ready", flush=True)

@@ -16,13 +16,13 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from cloze import workers
+from cloze.corpus.learn_vocabulary import measure_fit
 from cloze.errors import ClozeError
 from cloze.progress import Silent
 from cloze.text import Tokenizer, learn_pieces, word_counts
 from cloze.text import word_counts as counting
 from cloze.text.characters import replace_surrogates
 from cloze.text.word_counts import SortedTables, WordCounter, WordCounts
-from cloze.text.wordpiece import measure_fit
 from tests.text.generated import strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 

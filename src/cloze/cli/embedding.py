@@ -213,7 +213,7 @@ def _whiten(model: "Model", analysis: Analysis, pooling: str | None, json: bool)
 
 def _report(analysis: Analysis, command: Embed, texts: Sequence[str] | None, options: EmbedOptions) -> None:
     """Compare embedding methods on texts, or on pairs with scores."""
-    from cloze.predict.embeddings.comparison import report_embeddings
+    from cloze.predict.embeddings.vector_quality import report_embeddings
 
     firsts, seconds, scores = _read_report_texts(analysis, command, texts, options.input)
     fit_on = [] if analysis.whiten is None else gather_texts(None, analysis.whiten).texts

@@ -269,7 +269,7 @@ def export(
     """
     check_folder(out)
     from cloze.checkpoint import find_source, load_any
-    from cloze.predict.onnx_export import export_onnx
+    from cloze.predict.loading import export_onnx
 
     graph = export_onnx(load_any(find_source(model)), out, device=machine.use())
     if json:

@@ -1,4 +1,7 @@
-"""Learn a WordPiece vocabulary from text files (``cloze vocab``): count words, choose pieces, write a folder."""
+"""Learn a WordPiece vocabulary from text files (``cloze vocab``): count words, choose pieces, write a folder.
+
+``measure_fit`` reports how well the new vocabulary fits its text: the number of pieces per word.
+"""
 
 import unicodedata
 from collections import Counter
@@ -7,6 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from tokenizers.models import WordPiece
 
 from cloze.corpus.documents import format_of, is_compressed, read_paragraphs
 from cloze.corpus.record_files import documents_as_files
@@ -17,9 +22,8 @@ from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.text.oov.extension import read_word_list
 from cloze.text.tokenizer_files import TOKENIZER_FILES
-from cloze.text.vocabulary import choose_pieces, first_entries
-from cloze.text.word_counts import count_words
-from cloze.text.wordpiece import Fit, measure_fit
+from cloze.text.vocabulary import CONTINUATION, UNKNOWN, choose_pieces, first_entries
+from cloze.text.word_counts import LONGEST_WORD, WordCounts, count_words
 from cloze.workers import usable_cores
 
 # Scripts whose combining marks are accents, by the first word of their Unicode names; "" for marks without a letter.
@@ -27,6 +31,27 @@ _WITH_ACCENTS = {"LATIN", "GREEK", "CYRILLIC", ""}
 # The search for vowel signs covers the first _SAMPLED_PARAGRAPHS paragraphs, _SAMPLED_CHARACTERS characters of each. At
 # least _FEWEST_SIGNS signs trigger the warning; a few foreign words contain fewer.
 _SAMPLED_PARAGRAPHS, _SAMPLED_CHARACTERS, _FEWEST_SIGNS = 2000, 1000, 20
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Statistics of how a vocabulary splits the words of a text, weighted by word frequency."""
+
+    words: int
+    """Number of words."""
+    distinct_words: int
+    """Number of distinct words."""
+    one_piece: float
+    """Fraction of words that are a single piece."""
+    unknown: float
+    """Fraction of words that are [UNK]."""
+    pieces_per_word: float
+    """Mean number of pieces per word; [UNK] is one piece."""
+
+    @property
+    def coverage(self) -> float:
+        """Fraction of words that are not [UNK]."""
+        return 1 - self.unknown
 
 
 @dataclass(frozen=True)
@@ -121,6 +146,27 @@ def learn_vocabulary(
         strip_accents = False if settings.keep_accents else None
         Tokenizer.from_vocabulary(pieces, lowercase=not settings.cased, strip_accents=strip_accents).save(temporary)
     return LearnedVocabulary(folder, len(pieces), settings.cased, settings.keep_accents, fit)
+
+
+def measure_fit(counts: WordCounts, pieces: Sequence[str]) -> Fit:
+    """Split every counted word with the tokenizer's algorithm. Rare words that were dropped are not included."""
+    model = WordPiece(
+        {piece: number for number, piece in enumerate(pieces)},
+        unk_token=UNKNOWN,
+        continuing_subword_prefix=CONTINUATION,
+        max_input_chars_per_word=LONGEST_WORD,
+    )
+    seen = unknown = total = counts.too_long
+    one_piece = 0
+    for word, count in counts:
+        tokens = model.tokenize(word)
+        seen += count
+        total += count * len(tokens)
+        if tokens[0].value == UNKNOWN:
+            unknown += count
+        elif len(tokens) == 1:
+            one_piece += count
+    return Fit(counts.words, counts.different, one_piece / seen, unknown / seen, total / seen)
 
 
 def _report_lost_marks(paths: Sequence[Path], settings: VocabularySettings, progress: Progress) -> None:

@@ -28,7 +28,7 @@ from cloze.text import Tokenizer
 from cloze.text.characters import is_ideograph
 from cloze.text.encoding import Mark
 from cloze.text.oov.extension import read_entities, read_word_list
-from cloze.text.oov.phrases import Phrase, PhraseMatcher
+from cloze.text.oov.resolver import Phrase, PhraseMatcher
 
 Draws = NDArray[np.float64]
 Entities = tuple[tuple[int, ...], ...]

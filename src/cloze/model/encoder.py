@@ -14,7 +14,7 @@ bidirectional: every token sees the tokens on both sides, which is why pre-train
 predicting the next one. ALBERT applies one layer L times and narrows the embeddings to width E < H.
 
 Dimensions: B sequences, T tokens, H hidden size, E embedding width (H in BERT), A heads, D head size (H = A * D),
-L layers, V vocabulary, N tokens without padding, M requested positions. In a packed batch (``model/packing.py``)
+L layers, V vocabulary, N tokens without padding, M requested positions. In a packed batch (``model/batch.py``)
 B is 1 and T is N.
 """
 
@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from cloze.model.batch import Group, Packing, gather_states, scatter_states
 from cloze.model.building_blocks import Dropout, EncoderOutput, activation, table
 from cloze.model.config import BertConfig
-from cloze.model.packing import Group, Packing, gather_states, scatter_states
 
 # Attention visibility: a padding mask (B, 1, 1, T), the groups of a packed row, or None for full attention.
 Visibility = Tensor | tuple[Group, ...] | None
@@ -212,7 +212,7 @@ class Encoder(nn.Module):
     - ``needed``: a caller that uses only some of the last states passes their positions (a classifier uses the first
       token, the masked-LM head about one token in seven). Attention in the last layer still reads all keys and
       values, but everything after it, three quarters of a layer's work, runs on these positions only.
-    - Packing: training, and prediction on a CPU, do not compute padding (``model/packing.py``). In prediction on
+    - Packing: training, and prediction on a CPU, do not compute padding (``model/batch.py``). In prediction on
       accelerators, texts of similar length are batched and one large padded product is faster.
     - ``checkpointing``: training stores only the states between layers and recomputes the activations inside a layer
       during the backward pass. This takes about a third more time and a fraction of the memory (Chen et al., 2016).

@@ -216,7 +216,7 @@ class Model(BaseModel):
             >>> cloze.load().whiten(texts, dimensions=2).embed(["a harbour"]).shape
             (1, 2)
         """
-        from cloze.predict.embeddings.whitening import with_whitening
+        from cloze.predict.embeddings.vector_quality import with_whitening
 
         return Model(with_whitening(self._folder, self.device, texts, dimensions, pooling), device=str(self.device))
 

@@ -9,7 +9,7 @@ from cloze.errors import CheckpointError, ClozeError, RequestError, did_you_mean
 from cloze.hardware import choose_device
 from cloze.options import LongTexts, PrecisionName
 from cloze.predict import Model, batch_limits, load
-from cloze.predict.quantization.service_precision import Paragraphs, ServicePrecision, load_for_service
+from cloze.predict.quantization.quantize import Paragraphs, ServicePrecision, load_for_service
 from cloze.serve.batcher import Batcher
 from cloze.serve.errors import InvalidRequestError, NotFoundError
 from cloze.serve.metrics import Metrics

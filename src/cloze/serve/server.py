@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from cloze import __version__
 from cloze.errors import ConfigError
 from cloze.options import PrecisionName
-from cloze.predict.quantization.service_precision import Paragraphs
+from cloze.predict.quantization.quantize import Paragraphs
 from cloze.serve import pages, routes
 from cloze.serve.access import AccessMiddleware
 from cloze.serve.metrics import Metrics

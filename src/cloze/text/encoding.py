@@ -1,15 +1,51 @@
-"""Results of the tokenizer: tokens with ids and offsets, words with their level of the OOV ladder, and truncation.
+"""The WordPiece engine and its results: tokens with ids and offsets, words with their level of the OOV ladder.
+
+``build_engine`` configures the ``tokenizers`` library, which normalizes, splits and matches texts. The tokenizer
+encodes texts with it.
 
 Texts longer than a model's maximum length are truncated at the end, reduced to their head and tail, or encoded in
 overlapping windows. The number of dropped tokens is always recorded. The head gets a quarter of the tokens and the tail
 three quarters, like the 128 and 382 tokens of Sun et al. (2019), which worked best for reviews.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+import tokenizers
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from cloze.text.vocabulary import CONTINUATION, UNKNOWN
+
+if TYPE_CHECKING:
+    from cloze.text.tokenizer_files import TokenizerSettings
+
+
+def build_engine(settings: "TokenizerSettings", ids: Mapping[str, int]) -> tokenizers.Tokenizer:
+    """Build the engine of a vocabulary without special tokens, so ``[SEP]`` in a text is ordinary text."""
+    model = WordPiece(
+        dict(ids),
+        unk_token=UNKNOWN,
+        continuing_subword_prefix=CONTINUATION,
+        max_input_chars_per_word=settings.longest_word,
+    )
+    engine = tokenizers.Tokenizer(model)
+    engine.normalizer = build_normalizer(settings, chinese=settings.chinese)
+    engine.pre_tokenizer = BertPreTokenizer()
+    return engine
+
+
+def build_normalizer(settings: "TokenizerSettings", *, chinese: bool) -> BertNormalizer:
+    """Build the normalizer, which cleans and lowercases text; with ``chinese`` it puts spaces around ideographs."""
+    return BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=chinese,
+        strip_accents=settings.strip_accents,
+        lowercase=settings.lowercase,
+    )
+
 
 Rung = Literal["word", "pieces", "characters", "added", "entity", "look-alike", "unknown"]
 # Number of each level of the OOV ladder; text/oov/ladder.py describes them.

@@ -20,6 +20,7 @@ from cloze.text.encoding import (
     Mark,
     Pieces,
     Word,
+    build_engine,
     keep_head_and_tail,
     read_words,
     record_dropped,
@@ -29,7 +30,6 @@ from cloze.text.encoding import (
 from cloze.text.oov.resolver import OOVResolver
 from cloze.text.tokenizer_files import DEFAULT_LENGTH, TokenizerSettings, read_settings, write_settings
 from cloze.text.vocabulary import CLS, CONTINUATION, MASK, PAD, SEP, UNKNOWN, check_pieces
-from cloze.text.wordpiece import build_engine
 
 # Texts to be truncated are encoded in windows of this many characters per token until there are enough tokens. English
 # has four to five characters per token, so all but the longest texts are one window, which gives an exact number of

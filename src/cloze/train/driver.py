@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cloze.checkpoint.weights import read_safetensors_with_metadata, write_safetensors
 from cloze.errors import CheckpointError, format_option
 from cloze.files import replaced_file
-from cloze.hardware import format_bytes, require_memory
+from cloze.hardware import format_bytes, keep_freed_memory, require_memory, return_freed_memory
 from cloze.model import Backbone
 from cloze.model.bert import require_bert
 from cloze.model.cost import count_activations
@@ -25,7 +25,6 @@ from cloze.predict import Model
 from cloze.progress import Progress
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
 from cloze.train.loop import BatchSource, TrainerOptions, train
-from cloze.train.memory import keep_freed_memory, return_freed_memory
 from cloze.train.optimization import Precision, layer_decay_scale
 from cloze.train.run import BEST, Run, open_run
 

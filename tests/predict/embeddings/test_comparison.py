@@ -11,14 +11,15 @@ from sklearn.metrics.pairwise import cosine_similarity
 from cloze.checkpoint import EmbeddingSettings
 from cloze.errors import RequestError
 from cloze.predict import Model, load
-from cloze.predict.embeddings.comparison import (
+from cloze.predict.embeddings.vector_quality import (
     EmbeddingMethod,
+    Geometry,
     advise,
+    geometry,
     report_embeddings,
     static_vectors,
     train_word2vec,
 )
-from cloze.predict.embeddings.whitening import Geometry, geometry
 from cloze.tasks.similarity.kind import agreement, cosines
 from tests.model.made import assert_close, model_folder
 

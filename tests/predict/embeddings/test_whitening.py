@@ -15,7 +15,7 @@ from cloze.checkpoint import POOLINGS, EmbeddingSettings
 from cloze.checkpoint import Pooling as PoolingName
 from cloze.errors import CheckpointError, RequestError
 from cloze.predict import Model, load
-from cloze.predict.embeddings.whitening import fit_whitening
+from cloze.predict.embeddings.vector_quality import fit_whitening
 from tests.model.made import SMALL, assert_close, model_folder
 from tests.text.passages import ENGLISH, MIXED
 

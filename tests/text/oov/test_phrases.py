@@ -7,7 +7,7 @@ import pytest
 
 from cloze.text import SPECIAL, Tokenizer
 from cloze.text.encoding import Mark
-from cloze.text.oov.phrases import Phrase, PhraseMatcher
+from cloze.text.oov.resolver import Phrase, PhraseMatcher
 from tests.text.laddered import extended, rungs
 
 WORDS = [

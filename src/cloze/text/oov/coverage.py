@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from cloze.progress import Progress, Silent
 from cloze.text.characters import MAX_WINDOW, windows
-from cloze.text.encoding import RUNGS, Pieces, Rung, unmarked_rung, word_spans
+from cloze.text.encoding import RUNGS, Pieces, Rung, build_normalizer, unmarked_rung, word_spans
 from cloze.text.tokenizer import Tokenizer
 from cloze.text.vocabulary import CONTINUATION
-from cloze.text.wordpiece import build_normalizer
 
 _BATCH_CHARACTERS = 250_000
 # Number of texts, and of characters of each, that are searched for [UNK].

@@ -14,10 +14,10 @@ from pathlib import Path
 from cloze.errors import DataError
 from cloze.files import Lines, open_file
 from cloze.text.characters import replace_surrogates
+from cloze.text.encoding import build_normalizer
 from cloze.text.oov.ladder import Entity
 from cloze.text.tokenizer import Tokenizer
 from cloze.text.vocabulary import CONTINUATION, SPECIAL
-from cloze.text.wordpiece import build_normalizer
 
 # Header lines of entity maps and of the word lists that ``cloze coverage`` writes.
 _ENTITY_HEADER = ["surface", "words"]

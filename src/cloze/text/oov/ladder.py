@@ -1,9 +1,9 @@
 """The out-of-vocabulary ladder: five methods for words that are not in the vocabulary, and their settings file.
 
-    1  word, pieces   WordPiece, as in BERT (text/wordpiece.py)
+    1  word, pieces   WordPiece, as in BERT (text/encoding.py)
     2  characters     a word that would be [UNK] is spelled with known pieces and characters (text/oov/spelling.py)
     3  added          words added to the vocabulary after training (``cloze extend``)
-    4  entity         names are replaced with known words (text/oov/phrases.py)
+    4  entity         names are replaced with known words (text/oov/resolver.py)
     5  look-alike     unknown characters are replaced with similar known ones (text/oov/spelling.py)
        unknown        [UNK]
 

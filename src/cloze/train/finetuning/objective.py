@@ -1,7 +1,7 @@
 """Batches and loss of supervised fine-tuning, for every kind of task.
 
 The items of a task are shuffled into batches in a new order every epoch. The rows of a batch are drawn at random and
-sorted by length, so that most padding is skipped (``model/packing.py``). Batches of rows of similar length would need
+sorted by length, so that most padding is skipped (``model/batch.py``). Batches of rows of similar length would need
 no padding at all, but they train worse: short texts often differ in kind from long ones, which biases the gradient of
 such a batch (by one point of F1 on CoNLL).
 

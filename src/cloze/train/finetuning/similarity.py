@@ -23,7 +23,7 @@ from cloze.errors import ConfigError, DataError, RequestError, format_option
 from cloze.model.surgery import with_heads
 from cloze.predict import Model, write_report
 from cloze.predict.embeddings.pooling import Pool, find_pool
-from cloze.predict.embeddings.whitening import geometry
+from cloze.predict.embeddings.vector_quality import geometry
 from cloze.predict.evaluation import embed_both, evaluate_vectors
 from cloze.progress import Progress, Silent
 from cloze.tasks.examples import DEV_SHARE, Item, fingerprint, split_dev

@@ -18,12 +18,19 @@ from cloze.checkpoint import find_source
 from cloze.corpus.batches import PretrainingBatch
 from cloze.corpus.shards import read_manifest
 from cloze.errors import DataError
-from cloze.hardware import available_memory, choose_device, format_bytes
+from cloze.hardware import (
+    MemoryTrimmer,
+    available_memory,
+    choose_device,
+    format_bytes,
+    keep_freed_memory,
+    resident_memory,
+    return_freed_memory,
+)
 from cloze.model import Backbone
 from cloze.model.cost import Estimate
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
-from cloze.train.memory import MemoryTrimmer, keep_freed_memory, resident_memory, return_freed_memory
 from cloze.train.optimization import Precision, make_optimizer, measure_peak
 from cloze.train.pretraining.length_schedule import (
     LengthSchedule,

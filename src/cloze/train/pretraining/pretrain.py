@@ -17,7 +17,7 @@ from cloze.checkpoint import EmbeddingSettings, ModelFolder, base_files, find_mo
 from cloze.checkpoint.pooling_files import read_embedding
 from cloze.corpus.shards import read_manifest, verify_corpus
 from cloze.errors import ConfigError, DataError
-from cloze.hardware import choose_device
+from cloze.hardware import choose_device, keep_freed_memory, return_freed_memory
 from cloze.model import Backbone, Bert, BertConfig, HeadName, preset
 from cloze.model.surgery import missing_heads, with_heads
 from cloze.options import command_flags
@@ -25,7 +25,6 @@ from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.train.distributed import ProcessGroup, full_state_dict
 from cloze.train.loop import TensorBoardLogger, TrainerOptions, train
-from cloze.train.memory import keep_freed_memory, return_freed_memory
 from cloze.train.optimization import Precision, measure_peak
 from cloze.train.pretraining.held_out import evaluate_held_out, measured_phases, open_held_out
 from cloze.train.pretraining.length_schedule import (

@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from cloze.train.memory import MemoryTrimmer, resident_memory
+from cloze.hardware import MemoryTrimmer, resident_memory
 
 PROGRAM = """
 import resource
 import torch
-from cloze.train.memory import return_freed_memory, keep_freed_memory
+from cloze.hardware import return_freed_memory, keep_freed_memory
 
 def step():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -36,7 +36,7 @@ def test_pages_are_made_once_or_every_time() -> None:
 
 IDLE = """
 import torch
-from cloze.train.memory import trim_memory, keep_freed_memory
+from cloze.hardware import trim_memory, keep_freed_memory
 
 def resident():
     with open("/proc/self/statm") as file:
