@@ -65,6 +65,10 @@ _HOMES = {
     "DistillSettings": "cloze.train.distillation.settings",
     "TextDistillSettings": "cloze.train.distillation.settings",
     "Source": "cloze.tasks.rows",
+    "RetrievalData": "cloze.tasks.retrieval.kind",
+    "TrainingPairs": "cloze.tasks.retrieval.kind",
+    "read_retrieval": "cloze.tasks.retrieval.examples",
+    "read_training_pairs": "cloze.tasks.retrieval.examples",
     "ClozeError": "cloze.errors",
 }
 
@@ -80,6 +84,10 @@ if TYPE_CHECKING:
     from cloze.predict import Model as Model
     from cloze.predict import evaluate as evaluate
     from cloze.predict import load as load
+    from cloze.tasks.retrieval.examples import read_retrieval as read_retrieval
+    from cloze.tasks.retrieval.examples import read_training_pairs as read_training_pairs
+    from cloze.tasks.retrieval.kind import RetrievalData as RetrievalData
+    from cloze.tasks.retrieval.kind import TrainingPairs as TrainingPairs
     from cloze.tasks.rows import Source as Source
     from cloze.train.distillation.settings import DistillSettings as DistillSettings
     from cloze.train.distillation.settings import TextDistillSettings as TextDistillSettings

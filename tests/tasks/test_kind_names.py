@@ -20,6 +20,7 @@ ALLOWED = {
     ("cli/tagging.py", "tag"): "a column of the output",
     ("tasks/choice/examples.py", "answer"): "a column of ARC",
     ("tasks/clue.py", "answer"): "a key of C3",
+    ("tasks/retrieval/examples.py", "answer"): "a usual name of the column with passages",
     **{
         (f"{module}.py", "correction"): "a way to mask"
         for module in (

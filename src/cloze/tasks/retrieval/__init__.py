@@ -1,0 +1,1 @@
+"""Retrieval: queries, documents and relevance judgements; training pairs; the metrics of rankings."""

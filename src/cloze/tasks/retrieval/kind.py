@@ -1,0 +1,156 @@
+"""The kind ``retrieval``: queries, documents and relevance judgements to evaluate with, and pairs to train on.
+
+A model ranks the documents for each query by the similarity of their vectors. ``examples`` reads these types from
+tables and folders, ``metrics`` scores rankings. Imports nothing heavy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
+
+from cloze.errors import DataError
+from cloze.tasks.kind import TaskKind
+
+RETRIEVAL_NAME = "retrieval"
+
+RETRIEVAL = TaskKind(
+    name=RETRIEVAL_NAME,
+    summary="Train text vectors that find the passages which answer a query.",
+    operation="embed",
+    metrics=("ndcg@10", "mrr@10", "recall@10", "recall@100", "map"),
+    columns=("text", "pair", "label"),
+    labelled=False,
+    unlabelled_note="retrieval has no labels to predict; it is only for cloze finetune (one run) and cloze evaluate",
+)
+
+Qrels = dict[str, dict[str, int]]
+"""Relevance judgements: query id -> document id -> relevance; 0 or less is judged not relevant."""
+Run = dict[str, dict[str, float]]
+"""The results of a search: query id -> document id -> score, higher is better."""
+
+
+@dataclass(frozen=True)
+class RetrievalData:
+    """Queries, the documents to search, and which documents are relevant.
+
+    Attributes:
+        queries: Query id -> text.
+        documents: Document id -> text; the title, if there is one, is the beginning of the text.
+        qrels: Query id -> document id -> relevance; above 0 is relevant.
+        skipped: Number of rows that could not be used.
+        split: The split of the judgements, such as ``test``; None if there is only one.
+
+    Example:
+        >>> data = cloze.RetrievalData({"q": "who?"}, {"a": "She.", "b": "There."}, {"q": {"a": 1}})
+        >>> data.answerable
+        ['q']
+    """
+
+    queries: dict[str, str]
+    documents: dict[str, str]
+    qrels: Qrels
+    skipped: int = 0
+    split: str | None = None
+
+    @cached_property
+    def answerable(self) -> list[str]:
+        """The ids of the queries with at least one relevant document, in the order of the queries."""
+        return [query for query in self.queries if any(grade > 0 for grade in self.qrels.get(query, {}).values())]
+
+    @property
+    def unanswerable(self) -> int:
+        """The number of queries without a relevant document; they have no score."""
+        return len(self.queries) - len(self.answerable)
+
+    def relevant(self, query: str) -> list[str]:
+        """Return the ids of the relevant documents of a query, the most relevant first."""
+        grades = self.qrels.get(query, {})
+        return sorted((document for document, grade in grades.items() if grade > 0), key=lambda one: -grades[one])
+
+    def pairs(self) -> "TrainingPairs":
+        """Return a training row for each query and each of its relevant documents.
+
+        Documents that were judged not relevant to the query become its negatives.
+        """
+        queries, positives, negatives, places = [], [], [], []
+        for query in self.answerable:
+            wrong = tuple(self.documents[one] for one, grade in self.qrels[query].items() if grade <= 0)
+            for document in self.relevant(query):
+                queries.append(self.queries[query])
+                positives.append(self.documents[document])
+                negatives.append(wrong)
+                places.append(f"query {query}, document {document}")
+        return TrainingPairs(queries, positives, negatives, None, places, self.skipped)
+
+
+@dataclass(frozen=True)
+class TrainingPairs:
+    """Training rows, as columns: a query, a passage that answers it, and any number of passages that do not.
+
+    Attributes:
+        queries: The query of each row; a query may have several rows.
+        positives: A relevant passage for each.
+        negatives: Passages that are not relevant; the tuples are empty if there are none.
+        scores: Scores by a teacher: of the positive, then of each negative; None if there are none.
+        places: The location of each row.
+        skipped: Number of rows that could not be used.
+
+    Example:
+        >>> pairs = cloze.TrainingPairs(["who?"], ["She."], [("There.",)])
+        >>> len(pairs), pairs.relevant["who?"]
+        (1, frozenset({'She.'}))
+    """
+
+    queries: list[str]
+    positives: list[str]
+    negatives: list[tuple[str, ...]]
+    scores: list[tuple[float, ...]] | None = None
+    places: list[str] = field(default_factory=list)
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    @cached_property
+    def relevant(self) -> dict[str, frozenset[str]]:
+        """All relevant passages of each query: none of them may be used as a negative of that query."""
+        found: dict[str, set[str]] = {}
+        for query, positive in zip(self.queries, self.positives, strict=True):
+            found.setdefault(query, set()).add(positive)
+        return {query: frozenset(passages) for query, passages in found.items()}
+
+    def select(self, indices: Sequence[int]) -> Self:
+        """Return the rows at these indices, in that order."""
+        queries, positives, places = (
+            [column[index] for index in indices] for column in (self.queries, self.positives, self.places)
+        )
+        negatives = [self.negatives[index] for index in indices]
+        scores = None if self.scores is None else [self.scores[index] for index in indices]
+        return replace(self, queries=queries, positives=positives, negatives=negatives, scores=scores, places=places)
+
+    def documents(self) -> list[list[str]]:
+        """Return the texts of each row."""
+        rows = zip(self.queries, self.positives, self.negatives, strict=True)
+        return [[query, positive, *negatives] for query, positive, negatives in rows]
+
+    def strata(self) -> None:
+        """Return None: rows are split without stratification."""
+
+
+def check_retrieval(data: RetrievalData, place: object) -> RetrievalData:
+    """Return the data, or raise ``DataError`` if nothing can be searched, or if judgements name unknown documents."""
+    for noun, texts in (("documents", data.documents), ("queries", data.queries)):
+        if not texts:
+            raise DataError(f"{place}: there are no {noun}; expected at least one")
+        empty = next((key for key, text in texts.items() if not text.strip()), None)
+        if empty is not None:
+            raise DataError(f"{place}: the text of {noun} {empty!r} is empty; fill it in, or leave it out")
+    for query, grades in data.qrels.items():
+        if query not in data.queries:
+            raise DataError(f"{place}: the judgements name the query {query!r}, which is not among the queries")
+        if unknown := next((document for document in grades if document not in data.documents), None):
+            raise DataError(f"{place}: query {query!r} names the document {unknown!r}, which is not in the corpus")
+    if not data.answerable:
+        raise DataError(f"{place}: none of the {len(data.queries)} queries has a relevant document; check the labels")
+    return data
