@@ -33,7 +33,7 @@ from cloze.text import Tokenizer
 from cloze.text.oov.coverage import Coverage, measure_coverage
 from cloze.train.optimization import Schedule, make_optimizer, set_rate
 from cloze.train.pretraining.held_out import SEED
-from cloze.train.pretraining.objective import PretrainingObjective
+from cloze.train.pretraining.objectives.masked import PretrainingObjective
 from minilm import minilm  # module in benchmarks/
 from public_data import add_data, find_data  # module in benchmarks/
 

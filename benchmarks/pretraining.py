@@ -32,7 +32,7 @@ from cloze.model import Backbone, Bert, HeadName, preset
 from cloze.model.cost import estimate
 from cloze.text import Tokenizer
 from cloze.train.optimization import Precision, make_optimizer, measure_peak
-from cloze.train.pretraining.objective import PretrainingObjective
+from cloze.train.pretraining.objectives.masked import PretrainingObjective
 from public_data import add_data, find_data  # module in benchmarks/
 
 SHAPES = {"tiny": (32, 128), "mini": (32, 128), "small": (16, 128), "medium": (16, 128), "base": (8, 128)}

@@ -24,7 +24,7 @@ from cloze.model import Bert, HeadName, preset
 from cloze.text import Tokenizer
 from cloze.train.optimization import Schedule, make_optimizer, set_rate
 from cloze.train.pretraining.held_out import SEED, HeldOut
-from cloze.train.pretraining.objective import PretrainingObjective
+from cloze.train.pretraining.objectives.masked import PretrainingObjective
 
 TOKENS = 2048  # tokens per update
 RATE = 2e-3

@@ -186,12 +186,12 @@ STAGES: dict[str, Stage] = {
         pretrain,
         roots=(
             "cloze.corpus.batches:PretrainingBatches.at",
-            "cloze.train.pretraining.objective:PretrainingObjective.forward",
+            "cloze.train.pretraining.objectives.masked:PretrainingObjective.forward",
         ),
         borders=("batch -> states",),
         entry=(
             "cloze.corpus.batches:PretrainingBatches.at",
-            "cloze.train.pretraining.objective:PretrainingObjective.forward",
+            "cloze.train.pretraining.objectives.masked:PretrainingObjective.forward",
         ),
     ),
     "batch -> states": Stage(

@@ -21,7 +21,7 @@ from cloze.corpus.batches import PretrainingBatch
 from cloze.progress import Progress
 from cloze.train.loop import ObjectiveOutput, _Training
 from cloze.train.optimization import PATIENCE, SETTLING
-from cloze.train.pretraining.objective import PretrainingObjective
+from cloze.train.pretraining.objectives.masked import PretrainingObjective
 from torture.campaign import Outcome
 from torture.training import ChildProcess, command, differences, make_corpus, newest, result, run_command
 

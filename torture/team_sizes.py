@@ -20,7 +20,7 @@ from unittest.mock import patch
 from cloze.corpus.batches import PretrainingBatch
 from cloze.progress import Progress
 from cloze.train.loop import ObjectiveOutput, _Training
-from cloze.train.pretraining.objective import PretrainingObjective
+from cloze.train.pretraining.objectives.masked import PretrainingObjective
 from torture.campaign import Outcome
 from torture.training import command, make_corpus, result, start_command
 

@@ -26,6 +26,14 @@ FeatureHead = Literal["linear", "lstm"]
 # mean vectors of a pair whose two texts are encoded separately: see model/backbone.py.
 HeadPooling = Literal["cls", "mean", "separate"]
 
+# Architectures that ``cloze pretrain`` trains: see model/ and train/pretraining/objectives/.
+BackboneName = Literal["bert", "gpt"]
+# What a backbone predicts in pre-training: masked tokens, or the next token at every position.
+Prediction = Literal["masked", "next"]
+PREDICTS: dict[BackboneName, Prediction] = {"bert": "masked", "gpt": "next"}
+# Position embeddings: a learned table, or fixed sines and cosines. See model/building_blocks.py.
+PositionKind = Literal["learned", "sinusoidal"]
+
 # Precision of predictions: see predict/quantization/precision.py.
 PrecisionName = Literal["auto", "fp32", "bf16", "int8"]
 

@@ -20,7 +20,7 @@ from cloze.text import Tokenizer
 from cloze.train.finetuning.objective import TaskBatches
 from cloze.train.loop import BatchSource, train
 from cloze.train.pretraining.length_schedule import LengthSchedule
-from cloze.train.pretraining.objective import PretrainingObjective
+from cloze.train.pretraining.objectives.masked import PretrainingObjective
 from cloze.train.run import Run
 from cloze.train.settings import LoopSettings, PretrainSettings
 

@@ -17,7 +17,7 @@ from cloze.interrupts import Interrupted
 from cloze.train.distributed import ProcessGroup
 from cloze.train.loop import ObjectiveOutput, TrainerOptions, train
 from cloze.train.optimization import Precision
-from cloze.train.pretraining.objective import PretrainingObjective
+from cloze.train.pretraining.objectives.masked import PretrainingObjective
 from cloze.train.run import Run
 from cloze.train.settings import Parallel
 from tests.train.made import LOOP, Disturbed, Listener, Training, fingerprint, make_bert

@@ -94,8 +94,9 @@ def _heads(
     if layout == "native":
         return [name for name in HEAD_NAMES if any(tensor.startswith(f"heads.{name}.") for tensor in found)]
     heads: list[HeadName] = []
-    if _has(found, "heads.mlm.bias", layout) and _has(found, "heads.mlm.dense.weight", layout):
-        heads.append("mlm")
+    words: HeadName = "lm" if layout == "gpt" else "mlm"
+    if _has(found, f"heads.{words}.bias", layout) and _has(found, f"heads.{words}.dense.weight", layout):
+        heads.append(words)
     # These heads require a pooler; without one, their tensors are reported as unused.
     pooled = _has(found, "pooler.dense.weight", layout) and not reads_mean
     if _has(found, f"heads.{sentence_head}.output.weight", layout) and pooled:
@@ -106,6 +107,9 @@ def _heads(
         heads.append("sbo")
     if "qa_outputs.weight" in found:
         heads.append("span")
+    elif layout == "gpt" and (pooled or reads_mean):
+        names: tuple[HeadName, ...] = ("sequence", "choice")
+        heads += [name for name in names if _has(found, f"heads.{name}.output.weight", layout)]
     elif "classifier.weight" in found and (pooled or reads_mean or task_head == "token"):
         heads.append("sequence" if task_head == "span" else task_head)
     return heads

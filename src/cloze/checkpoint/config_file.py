@@ -52,7 +52,7 @@ _ALBERT_DEFAULTS = {
 
 # NSP and SOP heads have the same tensors; the task is recorded if it is not the default of the architecture.
 _SENTENCE_TASK = "cloze_sentence_task"
-_USUAL_TASK: dict[Layout, HeadName] = {"bert": "nsp", "albert": "sop", "native": "nsp"}
+_USUAL_TASK: dict[Layout, HeadName] = {"bert": "nsp", "gpt": "nsp", "albert": "sop", "native": "nsp"}
 
 # Several kinds of heads have tensors named "classifier"; the class that saved the folder identifies the kind.
 _HEAD_CLASSES: dict[str, HeadName] = {
@@ -70,6 +70,8 @@ _CORRECTING_KEY = "cloze_correcting"
 # Keys of a head that mean-pools the token states or compares two texts; transformers has no such class.
 _POOLING_KEY, _HEAD_KEY = "cloze_pooling", "cloze_head"
 _POOLED_BY_MEAN: dict[HeadPooling, tuple[HeadName, ...]] = {"mean": ("sequence", "choice"), "separate": ("sequence",)}
+# Key of position embeddings that are not learned. The table is stored, so that other libraries compute the same states.
+_POSITIONS_KEY = "cloze_positions"
 # Key for normalized vectors in a folder with a head on the mean, whose modules.json describes the logits instead.
 _NORMALIZE_KEY = "cloze_normalize"
 
@@ -96,7 +98,7 @@ def read_normalized(values: dict[str, Any], path: Path) -> bool:
 
 def read_backbone(values: dict[str, Any], path: Path) -> type[Backbone]:
     """Return the registered architecture for the ``model_type`` of a folder."""
-    model_type = values.get("model_type", "bert")
+    model_type = backbone_type(values)
     backbone = find_backbone(model_type) if isinstance(model_type, str) else None
     if backbone is None:
         *others, last = map(repr, (*registered_types(), "ernie"))
@@ -106,9 +108,15 @@ def read_backbone(values: dict[str, Any], path: Path) -> type[Backbone]:
     return backbone
 
 
+def backbone_type(values: dict[str, Any]) -> Any:
+    """Return the registered type of a folder: a BERT with ``is_decoder`` is a GPT."""
+    model_type = values.get("model_type", "bert")
+    return "gpt" if model_type == "bert" and values.get("is_decoder") is True else model_type
+
+
 def read_layout(values: dict[str, Any]) -> Layout:
     """Return the layout of the parameter names in a folder."""
-    return layout_of(values.get("model_type", "bert"))
+    return layout_of(backbone_type(values))
 
 
 def read_config(values: dict[str, Any], path: Path) -> BertConfig:
@@ -121,7 +129,7 @@ def read_config(values: dict[str, Any], path: Path) -> BertConfig:
         extra = {"embedding_size": values["embedding_size"], "shared_layers": _read_sharing(values, path)}
     for key, expected in {
         "position_embedding_type": "absolute",
-        "is_decoder": False,
+        "is_decoder": backbone_type(values) == "gpt",
         "add_cross_attention": False,
     }.items():
         if values.get(key, expected) != expected:
@@ -132,6 +140,7 @@ def read_config(values: dict[str, Any], path: Path) -> BertConfig:
     try:
         # As in transformers, null means the default value.
         known = {ours: values[theirs] for ours, theirs in _NAMES.items() if values.get(theirs) is not None}
+        extra["position_kind"] = values.get(_POSITIONS_KEY, "learned")
         return config_type(**known, **extra, head_pooling=read_head_pooling(values, path))
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{path}: {error}") from error
@@ -293,9 +302,11 @@ def write_config(
     # The type to compute in: float32 even for half-precision files, because CPUs are slow or inaccurate in float16.
     values: dict[str, Any] = {
         "architectures": [_class_name(class_heads, layout)] if layout != "native" else [type(model).__name__],
-        "model_type": model.model_type,
+        "model_type": "bert" if layout == "gpt" else model.model_type,
         "dtype": "float32",
     }
+    values |= {"is_decoder": True} if layout == "gpt" else {}
+    values |= {_POSITIONS_KEY: config.position_kind} if config.position_kind != "learned" else {}
     values |= {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
     values |= {field.name: getattr(config, field.name) for field in _added_fields(type(config))}
     if layout == "albert":
@@ -343,6 +354,8 @@ def _task_values(task: TaskLabels) -> dict[str, Any]:
 
 
 def _class_name(heads: tuple[HeadName, ...], layout: Layout) -> str:
+    if layout == "gpt":
+        return _gpt_class_name(heads)
     family = "Bert" if layout == "bert" else "Albert"
     for kind, head in _HEAD_CLASSES.items():
         if head in heads:
@@ -351,3 +364,13 @@ def _class_name(heads: tuple[HeadName, ...], layout: Layout) -> str:
         return family + ("ForMaskedLM" if "mlm" in heads else "Model")
     # transformers has no ALBERT class for a sentence head without a masked-LM head.
     return family + ("ForPreTraining" if "mlm" in heads or layout == "albert" else "ForNextSentencePrediction")
+
+
+def _gpt_class_name(heads: tuple[HeadName, ...]) -> str:
+    """Return the class that computes the same; ``transformers`` pools the first token, so not for pooled heads."""
+    classes: dict[HeadName, str] = {
+        "lm": "BertLMHeadModel",
+        "token": "BertForTokenClassification",
+        "span": "BertForQuestionAnswering",
+    }
+    return next((name for head, name in classes.items() if head in heads), "BertModel")

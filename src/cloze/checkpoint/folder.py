@@ -305,7 +305,7 @@ def plain_card(contents: ModelFolder) -> str:
     heads = ", ".join(model.head_names) or "none"
     loading = 'load with `cloze.load("this folder")` or with `transformers`.\n'
     return (
-        f"# BERT, {model.config.layers} layers, hidden size {model.config.hidden_size}\n\n"
+        f"# {model.title}, {model.config.layers} layers, hidden size {model.config.hidden_size}\n\n"
         f"- parameters: {model.parameter_count():,}\n- heads: {heads}\n"
         f"- vocabulary: {contents.tokenizer.size:,} pieces, {'uncased' if contents.tokenizer.lowercase else 'cased'}\n"
         f"- longest input: {contents.tokenizer.max_length} tokens\n\n"

@@ -16,7 +16,7 @@ from torch import Tensor
 from cloze.errors import CheckpointError
 
 # Naming scheme of a folder, which follows from "model_type" in its config.json.
-Layout = Literal["bert", "albert", "native"]
+Layout = Literal["bert", "gpt", "albert", "native"]
 
 # Ordered so that a prefix never shadows a longer one.
 _LAYER_PARTS: dict[Layout, dict[str, str]] = {
@@ -73,12 +73,22 @@ _PARTS: dict[Layout, dict[str, str]] = {
         **_TASK_HEADS,
     },
 }
+# A GPT has BERT's names, except for the modules on its summary: transformers would apply them to the first token.
+_LAYER_PARTS["gpt"] = _LAYER_PARTS["bert"]
+_PARTS["gpt"] = {
+    **{ours: theirs for ours, theirs in _PARTS["bert"].items() if not ours.startswith(("pooler.", "heads.mlm."))},
+    **{name.replace("mlm", "lm"): theirs for name, theirs in _PARTS["bert"].items() if name.startswith("heads.mlm.")},
+    "pooler.dense.": "summary.dense.",
+    "heads.sequence.output.": "summary.classifier.",
+    "heads.choice.output.": "summary.choice.",
+}
 # ALBERT's layers are in groups; here, each group has one layer.
 _LAYER_PREFIX: dict[Layout, str] = {
     "bert": "bert.encoder.layer.{}.",
+    "gpt": "bert.encoder.layer.{}.",
     "albert": "albert.encoder.albert_layer_groups.{}.albert_layers.0.",
 }
-_ATTENTION: dict[Layout, str] = {"bert": "attention.self.", "albert": "attention."}
+_ATTENTION: dict[Layout, str] = {"bert": "attention.self.", "gpt": "attention.self.", "albert": "attention."}
 # Copies of other tensors that some libraries save as well.
 COPIES: dict[Layout, dict[str, str]] = {
     "bert": {
@@ -91,15 +101,17 @@ COPIES: dict[Layout, dict[str, str]] = {
     },
     "native": {},
 }
+COPIES["gpt"] = COPIES["bert"]
+# Prefix of all names below the heads, which a bare encoder lacks.
+_PREFIX: dict[Layout, str] = {"bert": "bert", "gpt": "bert", "albert": "albert", "native": ""}
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
 _FUSED = "attention.query_key_value."
 
 
 def layout_of(model_type: str) -> Layout:
     """Return the layout of parameter names for a model type."""
-    if model_type == "bert":
-        return "bert"
-    return "albert" if model_type == "albert" else "native"
+    known: dict[str, Layout] = {"bert": "bert", "gpt": "gpt", "albert": "albert"}
+    return known.get(model_type, "native")
 
 
 def hugging_face_names(name: str, layout: Layout = "bert") -> tuple[str, ...]:
@@ -135,7 +147,7 @@ def to_hugging_face(state: Mapping[str, Tensor], layout: Layout = "bert") -> dic
         names = hugging_face_names(name, layout)
         renamed |= dict(zip(names, tensor.chunk(len(names)), strict=True))
     if not any(name.startswith("heads.") for name in state):
-        renamed = {name.removeprefix(f"{layout}."): tensor for name, tensor in renamed.items()}
+        renamed = {name.removeprefix(f"{_PREFIX[layout]}."): tensor for name, tensor in renamed.items()}
     return {name: tensor.contiguous() for name, tensor in sorted(renamed.items())}
 
 
@@ -150,7 +162,7 @@ def normalised(name: str, layout: Layout = "bert") -> str:
     name = re.sub(r"\.LayerNorm\.gamma$", ".LayerNorm.weight", name)
     name = re.sub(r"\.LayerNorm\.beta$", ".LayerNorm.bias", name)
     if layout != "native" and name.startswith(("embeddings.", "encoder.", "pooler.")):
-        name = f"{layout}.{name}"
+        name = f"{_PREFIX[layout]}.{name}"
     return name
 
 

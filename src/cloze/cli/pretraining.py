@@ -33,14 +33,15 @@ def pretrain(
     machine: Place = HERE,
     json: bool = False,
 ) -> None:
-    """Pre-train on masked words and sentence pairs. Re-running the same command resumes it.
+    """Pre-train a BERT, or another backbone, on prepared text. Re-running the same command resumes it.
 
     Args:
         out: The folder of the run.
         model: A model folder to start from, instead of a new model.
         extend: Continue this run, trained with the wsd schedule, from before its decay; steps and hours are counted
             from the start of the original run.
-        recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.
+        recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert, macbert or gpt; flags override
+            it.
         fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
     """
@@ -76,7 +77,8 @@ def plan(
 
     Args:
         model: A model folder to start from, instead of a new model.
-        recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.
+        recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert, macbert or gpt; flags override
+            it.
         json: Print JSON.
     """
     from cloze.train.pretraining.plan import plan as run

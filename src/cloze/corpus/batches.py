@@ -50,7 +50,7 @@ class PretrainingBatch:
     segments: Ids  # (B, T)
     lengths: Ids  # (B,) number of real tokens; the rest is padding
     positions: Ids  # (M,) flat positions of the selected tokens in (B, T)
-    targets: Ids  # (M,) original ids
+    targets: Ids  # (M,) original ids; for a left-to-right model, the ids after these positions
     labels: Ids  # (B,) as in ``EpochPlan``; (0,) without pairs
     boundaries: Ids | None  # (M, 3) for spans: flat positions before and after the span, index within it
     fates: Fates  # (M,) 0 hidden (correction: similar word), 1 replaced, 2 kept, 3 no similar word known
@@ -114,7 +114,7 @@ class PretrainingBatches:
         check_seed(seed)
         self.corpus, self.tokenizer = corpus, tokenizer
         self.batch_size, self.examples, self.masks, self.seed, self.static = batch_size, examples, masks, seed, static
-        self.masker = Masker(tokenizer, masks, tables)
+        self.masker = Masker.of(tokenizer, masks, tables)
         self._key = np.random.SeedSequence([seed, _MASKS]).generate_state(2, np.uint64)
         self._epoch, self._variant = -1, -1
         self._plan: EpochPlan

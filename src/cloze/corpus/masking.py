@@ -94,6 +94,11 @@ class Masker:
         continues = self._continues[self.ordinary]
         self._pieces_by_continuation = self.ordinary[~continues], self.ordinary[continues]
 
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, settings: MaskSettings, tables: WordTables) -> "Masker":
+        """Return the masker for what the model predicts: masked tokens, or the next token."""
+        return (cls if settings.predicts == "masked" else NextTokens)(tokenizer, settings, tables)
+
     @property
     def needs_words(self) -> bool:
         """Whether selection depends on word boundaries."""
@@ -178,6 +183,19 @@ class Masker:
         for pieces, mask in zip(self._pieces_by_continuation, (~continues, continues), strict=True):
             result[mask] = pieces[(draws[mask] * len(pieces)).astype(np.int64)]
         return result
+
+
+class NextTokens(Masker):
+    """The targets of a left-to-right model: every token but the last predicts the next one, and none is masked."""
+
+    def __call__(self, sequences: Sequences, draws: Draws) -> Masked:  # noqa: ARG002 (nothing is random)
+        """Return the sequences unchanged; the target at each position is the token after it."""
+        columns = np.arange(sequences.ids.shape[1])  # (T,)
+        positions = np.flatnonzero(columns < sequences.lengths[:, None] - 1)  # (B, T) -> (M,)
+        targets = sequences.ids.reshape(-1)[positions + 1]  # (M,)
+        fates = np.full(len(positions), KEPT, np.uint8)
+        units = np.stack([positions, np.ones_like(positions)], axis=1)  # (M, 2)
+        return Masked(sequences.ids, positions, targets, fates, units, None)
 
 
 def budgets(lengths: Ids, rate: float) -> Ids:

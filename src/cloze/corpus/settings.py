@@ -3,12 +3,14 @@
 Imports nothing heavy: the CLI loads this for ``--help``.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from cloze.errors import ConfigError, did_you_mean
-from cloze.options import check_types
+from cloze.options import Prediction, check_types
 
 Objective = Literal["nsp", "sop", "relation", "copy", "none"]
 Masking = Literal["token", "word", "ngram", "span", "entity", "correction"]
@@ -188,6 +190,8 @@ class MaskSettings:
     """Probability that a span ends after each of its words (Joshi et al. 2020, section 3.1)."""
     longest: int = 10
     """Maximum number of words in a span."""
+    predicts: Prediction = "masked"
+    """masked: tokens selected as described here; next: nothing is masked, and every token predicts the next one."""
 
     def __post_init__(self) -> None:
         if self.masking not in get_args(Masking):
@@ -212,6 +216,74 @@ class MaskSettings:
             chances = [self.geometric * (1 - self.geometric) ** number for number in range(self.longest)]
             return tuple(chance / sum(chances) for chance in chances)
         return (1.0,)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a pre-training run with one sequence length and batch size.
+
+    Attributes:
+        max_length: Maximum sequence length in tokens.
+        batch_size: Sequences per optimizer step.
+        share: Share of the training, by steps or by the clock.
+    """
+
+    max_length: int
+    batch_size: int
+    share: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per optimizer step, at most."""
+        return self.max_length * self.batch_size
+
+
+_PHASE = re.compile(r"(\d+)x(\d+):(\d*\.?\d+)")
+
+
+def parse_phases(text: str) -> tuple[Phase, ...]:
+    """Parse phases such as ``32x128:0.2,128x64:0.8``.
+
+    Raises:
+        ConfigError: If a phase cannot be read, or the shares do not add up to 1.
+    """
+    phases = []
+    for part in text.split(","):
+        found = _PHASE.fullmatch(part.strip())
+        if found is None or int(found[2]) < 1:
+            raise ConfigError(f"phases: {part.strip()!r} is not valid; expected LENGTHxBATCH:SHARE, such as 128x64:0.8")
+        phases.append(Phase(int(found[1]), int(found[2]), float(found[3])))
+    check_shares("phases", text, [phase.share for phase in phases])
+    return tuple(phases)
+
+
+def parse_mixture(text: str) -> dict[Objective, float]:
+    """Parse shares of objectives such as ``none:0.5,relation:0.3,copy:0.2``.
+
+    Raises:
+        ConfigError: If an objective is unknown or named twice, or the shares do not add up to 1.
+    """
+    names: tuple[Objective, ...] = get_args(Objective)
+    shares: dict[Objective, float] = {}
+    for part in text.split(","):
+        name, _, share = part.strip().partition(":")
+        if name not in names:
+            raise ConfigError(f"mixture: unknown objective {name!r}{did_you_mean(name, names)}; {', '.join(names)}")
+        if name in shares:
+            raise ConfigError(f"mixture: {name} is named twice in {text!r}")
+        if not re.fullmatch(r"\d*\.?\d+", share):
+            raise ConfigError(f"mixture: {part.strip()!r} is not valid; expected OBJECTIVE:SHARE, such as nsp:0.3")
+        shares[names[names.index(name)]] = float(share)
+    check_shares("mixture", text, list(shares.values()))
+    return shares
+
+
+def check_shares(name: str, text: str, shares: Sequence[float]) -> None:
+    """Raise ``ConfigError`` for shares that are not positive or do not add up to 1."""
+    if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+        raise ConfigError(
+            f"{name}: the shares in {text!r} add up to {sum(shares):g}; expected positive shares that add up to 1"
+        )
 
 
 def check_seed(seed: int) -> None:

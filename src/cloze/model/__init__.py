@@ -8,6 +8,7 @@ from cloze.model.bert import Bert
 from cloze.model.building_blocks import EncoderOutput
 from cloze.model.config import PRESETS, BertConfig, preset
 from cloze.model.encoder import Encoder
+from cloze.model.gpt import Gpt
 from cloze.model.heads import HEAD_NAMES, HeadName
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Capabilities",
     "Encoder",
     "EncoderOutput",
+    "Gpt",
     "HeadName",
     "first_positions",
     "preset",

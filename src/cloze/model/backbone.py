@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from cloze.errors import ConfigError, did_you_mean
 from cloze.model.building_blocks import EncoderOutput, initialise
 from cloze.model.config import BertConfig
+from cloze.model.cost import Estimate, count_flops, estimate
 from cloze.model.heads import (
     HEAD_NAMES,
     HEADS,
@@ -57,6 +58,7 @@ class Backbone(nn.Module):
     """
 
     model_types: ClassVar[tuple[str, ...]]  # values of "model_type" in config.json
+    title: ClassVar[str] = "BERT"  # in model cards
     config_type: ClassVar[type[BertConfig]] = BertConfig  # a subclass of BertConfig may add fields
     capabilities: ClassVar[Capabilities]
     encoder: Any  # by convention, the layers below the heads; their structure depends on the architecture
@@ -119,6 +121,29 @@ class Backbone(nn.Module):
     def model_type(self) -> str:
         """The ``model_type`` to save in ``config.json``."""
         return self.model_types[0]
+
+    @property
+    def layers(self) -> tuple[nn.Module, ...]:
+        """The layers, which FSDP gathers one at a time."""
+        return tuple(self.encoder.layers)
+
+    def use_checkpointing(self, enabled: bool) -> None:
+        """Set whether the backward pass recomputes activations; the encoder's attribute ``checkpointing`` does it."""
+        if hasattr(self.encoder, "checkpointing"):
+            self.encoder.checkpointing = enabled
+        elif enabled:
+            raise ConfigError(f"checkpointing is not implemented for models of type {self.model_type!r}")
+
+    def training_flops(self, length: int, *, chosen: float, checkpointing: bool = False) -> float:
+        """Return the operations per token of a training step; architectures with other layers override it."""
+        return count_flops(self.config, self.head_names, length, chosen=chosen, checkpointing=checkpointing)
+
+    @classmethod
+    def estimate(
+        cls, config: BertConfig, heads: Collection[HeadName], *, batch: int, length: int, chosen: float, **how: bool
+    ) -> Estimate:
+        """Estimate the cost of a training step before the model is built; see ``cost.estimate``."""
+        return estimate(config, heads, batch=batch, length=length, chosen=chosen, **how)
 
     @classmethod
     def fresh(

@@ -4,6 +4,8 @@ A pre-trained model has the head ``mlm``, and optionally ``sbo`` and one of ``ns
 one of ``sequence``, ``token``, ``span`` and ``choice``.
 """
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from cloze.errors import ConfigError
@@ -17,7 +19,7 @@ from cloze.model.encoder import Encoder
 class Bert(Backbone):
     """BERT, or ALBERT if the embeddings are factorized (``BertConfig.embedding_size`` is set)."""
 
-    model_types = ("bert", "albert")
+    model_types: ClassVar[tuple[str, ...]] = ("bert", "albert")
     capabilities = Capabilities(bidirectional=True, has_positions=True, summary="first", fused_kernels=True)
     encoder: Encoder
 

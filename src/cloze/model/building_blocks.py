@@ -79,6 +79,32 @@ def table(rows: int, width: int, padding_id: int | None = None) -> nn.Embedding:
     return nn.Embedding(rows, width, padding_idx=padding_id, _weight=torch.zeros(rows, width))
 
 
+class SinusoidalTable(nn.Embedding):
+    """Fixed position embeddings (Vaswani et al., 2017, section 3.5): sines and cosines of the position.
+
+    Column 2 i of position p is sin(p / 10000^(2 i / H)) and column 2 i + 1 the cosine, so each pair of columns rotates
+    at its own speed, and the embedding of p + k is a rotation of the embedding of p.
+
+    Deviation: the original multiplies token embeddings, which have a standard deviation of 1 / sqrt(H), by sqrt(H).
+    BERT does not, so here the table is multiplied by the deviation that token embeddings start with.
+    """
+
+    def __init__(self, rows: int, width: int, scale: float) -> None:
+        super().__init__(rows, width, _weight=torch.zeros(rows, width))
+        self.scale = scale
+        self.weight.requires_grad_(False)
+        self.fill()
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Compute the table."""
+        rows, width = self.weight.shape
+        speeds = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=self.weight.device) / width)
+        angles = torch.arange(rows, dtype=torch.float64, device=self.weight.device)[:, None] * speeds  # (rows, E / 2)
+        self.weight[:, 0::2] = (self.scale * angles.sin()).to(self.weight.dtype)
+        self.weight[:, 1::2] = (self.scale * angles.cos())[:, : width // 2].to(self.weight.dtype)
+
+
 def activation(name: str) -> nn.Module:
     """Return the non-linearity of the feed-forward layers by its name in ``BertConfig``."""
     if name == "relu":
@@ -93,7 +119,9 @@ def initialise(module: nn.Module, deviation: float, generator: torch.Generator) 
     with weight 1 and bias 0.
     """
     for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
+        if isinstance(part, SinusoidalTable):
+            part.fill()
+        elif isinstance(part, nn.Linear | nn.Embedding):
             nn.init.trunc_normal_(part.weight, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from cloze.errors import ConfigError, did_you_mean
-from cloze.options import HeadPooling
+from cloze.options import HeadPooling, PositionKind
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class BertConfig:
     layers: int = 12
     heads: int = 12
     feedforward_size: int = 3072
-    positions: int = 512  # maximum input length; position embeddings are learned
+    positions: int = 512  # maximum input length
     segments: int = 2
     activation: str = "gelu"
     dropout: float = 0.1
@@ -31,6 +31,7 @@ class BertConfig:
     # all layers share.
     embedding_size: int | None = None
     shared_layers: bool = False
+    position_kind: PositionKind = "learned"
     # Input of a sequence or choice head: the summary token ([CLS]) through the pooler ("cls"), the mean of the token
     # states without a pooler ("mean"), or a comparison of two separately encoded texts ("separate").
     head_pooling: HeadPooling = "cls"
@@ -70,6 +71,10 @@ class BertConfig:
             raise ConfigError(f"unknown activation {self.activation!r}{hint}")
         if self.head_pooling not in get_args(HeadPooling):
             raise ConfigError(f"head_pooling is {self.head_pooling!r}; expected 'cls', 'mean' or 'separate'")
+        if self.position_kind not in get_args(PositionKind):
+            raise ConfigError(
+                f"position_kind is {self.position_kind!r}; expected {' or '.join(get_args(PositionKind))}"
+            )
         self._check_sharing()
 
     def _check_sharing(self) -> None:
@@ -113,6 +118,7 @@ ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 _PAPER_DEVIATION, _PAPER_WIDTH = 0.02, 768
 
 # (layers, hidden size). As in the paper, heads are 64 wide and the feed-forward size is four times the hidden size.
+_HEAD_WIDTH = 64
 _SIZES = {
     "tiny": (2, 128),
     "mini": (4, 256),
@@ -123,16 +129,34 @@ _SIZES = {
 }
 
 
-def preset(name: str, vocab_size: int = BertConfig.vocab_size, **changes: int | float | str | None) -> BertConfig:
-    """Return the configuration with this name, for a vocabulary of this size."""
+def preset(
+    name: str,
+    vocab_size: int = BertConfig.vocab_size,
+    *,
+    layers: int | None = None,
+    hidden_size: int | None = None,
+    heads: int | None = None,
+    **changes: int | float | str | None,
+) -> BertConfig:
+    """Return the configuration with this name, for a vocabulary of this size.
+
+    Args:
+        name: The name of the preset.
+        vocab_size: Number of entries of the vocabulary.
+        layers: Another number of layers.
+        hidden_size: Another hidden size; heads, feed-forward size and initialization follow from it.
+        heads: Another number of attention heads.
+        changes: Other fields of the configuration.
+    """
     if name not in _SIZES:
         raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, _SIZES)}")
-    layers, hidden_size = _SIZES[name]
+    depth, width = _SIZES[name]
+    hidden_size = width if hidden_size is None else hidden_size
     config = BertConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        layers=layers,
-        heads=hidden_size // 64,
+        layers=depth if layers is None else layers,
+        heads=max(1, hidden_size // _HEAD_WIDTH) if heads is None else heads,
         feedforward_size=4 * hidden_size,
         initial_deviation=max(_PAPER_DEVIATION, _PAPER_DEVIATION * (_PAPER_WIDTH / hidden_size) ** 0.5),
     )

@@ -55,7 +55,7 @@ def estimate(
         batch: Sequences per batch.
         length: Tokens per sequence.
         labels: Outputs of a sequence or token head.
-        chosen: Fraction of tokens that the masked-LM head predicts.
+        chosen: Fraction of tokens that the masked-LM or LM head predicts.
         explicit: Whether attention weights are stored instead of using fused attention. The encoder stores them on a
             CPU if attention has dropout or runs in bfloat16. Default: true if attention has dropout.
         checkpointing: Whether the activations inside layers are recomputed in the backward pass.
@@ -92,6 +92,7 @@ def count_parameters(
         tables += width * hidden + hidden
     on_top = {
         "mlm": hidden * width + 3 * width + config.vocab_size,
+        "lm": hidden * width + 3 * width + config.vocab_size,
         "sbo": SPAN_PLACES * SPAN_PLACE_SIZE
         + (2 * hidden + SPAN_PLACE_SIZE) * hidden
         + 3 * hidden
@@ -139,7 +140,7 @@ def count_flops(
     full_layers = config.layers - 1 + _last_layer_share(heads, length, chosen)
     layers = config.layers * attention + full_layers * after_attention
     rest = 2.0 * width * hidden if config.embedding_size is not None else 0.0
-    if "mlm" in heads:
+    if {"mlm", "lm"} & set(heads):
         rest += chosen * 2 * (hidden * width + width * config.vocab_size)
     if "sbo" in heads:
         inside = (2 * hidden + SPAN_PLACE_SIZE) * hidden + hidden * width + width * config.vocab_size
@@ -154,7 +155,7 @@ def _last_layer_share(heads: Collection[HeadName], length: int, chosen: float) -
     if not heads or any(name in ("sbo", "token", "span") for name in heads):
         return 1.0
     firsts = 1 / length if any(name in POOLED_HEADS for name in heads) else 0.0
-    return min(1.0, firsts + (chosen if "mlm" in heads else 0.0))
+    return min(1.0, firsts + (chosen if {"mlm", "lm"} & set(heads) else 0.0))
 
 
 def count_activations(
@@ -188,7 +189,7 @@ def count_activations(
         waiting = _FLOAT * _layer_parameters(config) if config.shared_layers else 0
         moments.append(below + again + waiting + _layer_gradients(config, batch, length, explicit))
     table = _FLOAT * config.vocab_size * config.table_width
-    if not any(name in ("mlm", "sbo") for name in heads):
+    if not any(name in ("mlm", "lm", "sbo") for name in heads):
         return max(*moments, table)
     # The logits and their gradient.
     logits = round(chosen * tokens) * (_word_head_activations(config, heads) + _FLOAT * config.vocab_size)
@@ -227,7 +228,7 @@ def _word_head_activations(config: BertConfig, heads: Collection[HeadName]) -> i
     transform = _FLOAT * (hidden + 3 * width)
     logits = 2 * _FLOAT * config.vocab_size
     boundary = _FLOAT * (2 * hidden + SPAN_PLACE_SIZE + 3 * hidden + 3 * width)
-    return (transform + logits if "mlm" in heads else 0) + (boundary + logits if "sbo" in heads else 0)
+    return (transform + logits if {"mlm", "lm"} & set(heads) else 0) + (boundary + logits if "sbo" in heads else 0)
 
 
 def _layer_gradients(config: BertConfig, batch: int, length: int, explicit: bool, share: float = 1.0) -> int:

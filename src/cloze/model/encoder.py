@@ -26,7 +26,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from cloze.model.batch import Group, Packing, gather_states, scatter_states
-from cloze.model.building_blocks import Dropout, EncoderOutput, activation, table
+from cloze.model.building_blocks import Dropout, EncoderOutput, SinusoidalTable, activation, table
 from cloze.model.config import BertConfig
 
 # Attention visibility: a padding mask (B, 1, 1, T), the groups of a packed row, or None for full attention.
@@ -49,7 +49,9 @@ class Embeddings(nn.Module):
         # padding_idx keeps the gradient of [PAD] at zero.
         self.token = table(config.vocab_size, config.table_width, padding_id=config.pad_id)
         self.segment = table(config.segments, config.table_width)
-        self.position = table(config.positions, config.table_width)
+        self.position: nn.Embedding = table(config.positions, config.table_width)
+        if config.position_kind == "sinusoidal":
+            self.position = SinusoidalTable(config.positions, config.table_width, config.initial_deviation)
         self.norm = nn.LayerNorm(config.table_width, eps=config.norm_epsilon)
         self.dropout = Dropout(config.dropout)
         factorised = config.embedding_size is not None
@@ -75,10 +77,13 @@ class SelfAttention(nn.Module):
     Each head computes a weighted average of the tokens' values. The weights are a softmax over the dot products of the
     token's query with all keys: a head learns what to look for (query), what a token offers (key) and what it passes on
     (value). The A heads work on D-wide slices, and ``output`` combines their results.
+
+    With ``causal``, a token attends only to itself and to the tokens before it (``model/gpt.py``).
     """
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, *, causal: bool = False) -> None:
         super().__init__()
+        self.causal = causal
         self.heads, self.head_size = config.heads, config.head_size
         # Query, key and value projections in one matrix: the same numbers from one larger and faster product.
         self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
@@ -112,14 +117,27 @@ class SelfAttention(nn.Module):
         if keep_weights or self._needs_explicit_weights(projected):
             # One contiguous copy here; otherwise each of the two products would copy its operands.
             query, key, value = by_head.contiguous()  # three of (B, A, T, D)
-            weights = attention_weights(query, key, mask)  # (B, A, T, T)
+            weights = attention_weights(query, key, self._with_past(mask, projected))  # (B, A, T, T)
             # As in the original, dropout removes whole connections between tokens.
             context = self.dropout(weights) @ value  # (B, A, T, D)
         else:
             query, key, value = by_head
             dropout = self.dropout.probability if self.training else 0.0
-            context = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+            is_causal = self.causal and mask is None
+            mask = mask if is_causal else self._with_past(mask, projected)
+            context = functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal
+            )
         return context.transpose(1, 2).reshape(batch, length, width // 3), weights  # (B, A, T, D) -> (B, T, H)
+
+    def _with_past(self, mask: Tensor | None, projected: Tensor) -> Tensor | None:
+        """Return the mask unchanged, or for causal attention restricted to earlier tokens: (B, 1, T, T) or (T, T)."""
+        if not self.causal:
+            return mask
+        length = projected.shape[1]
+        past = torch.ones(length, length, dtype=torch.bool, device=projected.device).tril()  # (T, T), query by key
+        # A row of padding may see nothing, whose softmax would be NaN; each token at least sees itself.
+        return past if mask is None else (mask & past) | torch.eye(length, dtype=torch.bool, device=mask.device)
 
     def _attend_groups(self, projected: Tensor, groups: tuple[Group, ...]) -> Tensor:
         """Attend within each sequence of a packed row, group by group: (1, N, 3 H) -> (1, N, H)."""
@@ -152,7 +170,8 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor
     if dtype == torch.bfloat16 and scores.device.type == "cpu" and scores.shape[-1] % _SOFTMAX_LANES:
         scores = scores.float()
     if mask is not None:
-        # (B, 1, 1, T), broadcast over heads and queries: minus infinity gives padding a weight of exactly 0.
+        # (B, 1, 1, T), broadcast over heads and queries (with causal attention, one row per query): minus infinity
+        # gives padding a weight of exactly 0.
         scores += torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, float("-inf"))
     return scores.softmax(-1).to(dtype)
 
@@ -163,9 +182,9 @@ class Layer(nn.Module):
     The residual sum lets a sublayer learn a correction of its input and gives gradients a direct path to lower layers.
     """
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, *, causal: bool = False) -> None:
         super().__init__()
-        self.attention = SelfAttention(config)
+        self.attention = SelfAttention(config, causal=causal)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
         self.expand = nn.Linear(config.hidden_size, config.feedforward_size)
         self.contract = nn.Linear(config.feedforward_size, config.hidden_size)
@@ -218,11 +237,11 @@ class Encoder(nn.Module):
       during the backward pass. This takes about a third more time and a fraction of the memory (Chen et al., 2016).
     """
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, *, causal: bool = False) -> None:
         super().__init__()
         self.depth = config.layers
         self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.distinct_layers))
+        self.layers = nn.ModuleList(Layer(config, causal=causal) for _ in range(config.distinct_layers))
         self.checkpointing = False
         self.fused_layers: FusedPath | None = None  # set by predict/quantization/precision.py
 

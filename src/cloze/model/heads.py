@@ -20,8 +20,9 @@ from cloze.model.building_blocks import Dropout, EncoderOutput, activation, init
 from cloze.model.config import BertConfig
 from cloze.options import FeatureHead, Features, HeadPooling
 
-# Pre-training: masked words, next sentence, sentence order, relation of segments, span boundaries; then the tasks.
-HeadName = Literal["mlm", "nsp", "sop", "relation", "sbo", "sequence", "token", "span", "choice"]
+# Pre-training: masked words, next word, next sentence, sentence order, relation of segments, span boundaries. Then the
+# tasks.
+HeadName = Literal["mlm", "lm", "nsp", "sop", "relation", "sbo", "sequence", "token", "span", "choice"]
 HEAD_NAMES: tuple[HeadName, ...] = get_args(HeadName)
 
 # Number of distinct offsets within a span, and the width of their vectors (section 4.2 of the SpanBERT paper).
@@ -71,6 +72,15 @@ class MaskedWordHead(Head):
         """
         (embedding,) = self._tied
         return functional.linear(self.norm(self.activation(self.dense(states))), embedding.weight, self.bias)
+
+
+class NextWordHead(MaskedWordHead):
+    """Prediction of the next token at every position: the same layers as in the masked-LM head.
+
+    As in ``BertLMHeadModel`` of ``transformers``; GPT itself has only the tied output matrix.
+    """
+
+    needs_both_sides = False
 
 
 class SpanBoundaryHead(Head):
@@ -223,6 +233,7 @@ class ChoiceHead(Head):
 
 HEADS: dict[HeadName, type[Head]] = {
     "mlm": MaskedWordHead,
+    "lm": NextWordHead,
     "nsp": SentenceHead,
     "sop": SentenceHead,
     "relation": RelationHead,
@@ -240,8 +251,8 @@ def build_head(
     name: HeadName, config: BertConfig, labels: int, token_table: nn.Embedding, pooling: HeadPooling = "cls"
 ) -> Head:
     """Return a new head; masked-LM heads decode with the token embeddings themselves (tied weights)."""
-    if name == "mlm":
-        return MaskedWordHead(config, token_table)
+    if name in ("mlm", "lm"):
+        return (MaskedWordHead if name == "mlm" else NextWordHead)(config, token_table)
     if name == "sbo":
         return SpanBoundaryHead(config, token_table)
     if name in ("nsp", "sop"):

@@ -14,13 +14,13 @@ from cloze.model.heads import HeadName
 from cloze.options import IGNORED
 
 
-def masked_word_logits(model: Backbone, last: Tensor, positions: Tensor) -> Tensor:
-    """Return the MLM logits of only the chosen positions: (B, T, H), flat positions (M,) -> (M, V).
+def masked_word_logits(model: Backbone, last: Tensor, positions: Tensor, head: HeadName = "mlm") -> Tensor:
+    """Return the MLM or LM logits of only the chosen positions: (B, T, H), flat positions (M,) -> (M, V).
 
     About six of seven tokens are not chosen. Leaving them out of the widest matrix product is the largest single saving
     in pre-training and does not change the loss.
     """
-    return model.heads["mlm"](last.flatten(0, 1)[positions])  # type: ignore[no-any-return]
+    return model.heads[head](last.flatten(0, 1)[positions])  # type: ignore[no-any-return]
 
 
 def masked_word_loss(logits: Tensor, targets: Tensor, total: int | None = None) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from cloze.errors import ConfigError
 from cloze.model.backbone import Backbone
 from cloze.model.bert import Bert, require_bert
+from cloze.model.building_blocks import SinusoidalTable
 from cloze.model.config import BertConfig
 from cloze.model.encoder import SelfAttention
 from cloze.model.heads import HeadName
@@ -86,7 +87,7 @@ def with_words(
     generator = torch.Generator().manual_seed(seed)
     state = model.state_dict()
     # The output matrix of the masked-LM heads is the embedding table itself, so only their biases need new rows.
-    for name in ("encoder.embeddings.token.weight", "heads.mlm.bias", "heads.sbo.bias"):
+    for name in ("encoder.embeddings.token.weight", "heads.mlm.bias", "heads.lm.bias", "heads.sbo.bias"):
         if name in state:
             deviation = model.config.initial_deviation if name.endswith("weight") else 0.0
             fresh = None if start == "pieces" else (deviation, generator)
@@ -131,6 +132,8 @@ def _with_copies(model: Bert, config: BertConfig, table: str, rows: list[int], s
     state = model.state_dict()
     name = f"encoder.embeddings.{table}.weight"
     new = state[name][rows]
+    if table == "position" and config.position_kind == "sinusoidal":  # the table continues by its formula
+        new = SinusoidalTable(config.positions, config.table_width, config.initial_deviation).weight[len(state[name]) :]
     if start == "random":
         new = model.config.initial_deviation * torch.randn(new.shape, generator=torch.Generator().manual_seed(seed))
     state[name] = torch.cat([state[name], new])

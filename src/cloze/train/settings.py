@@ -3,16 +3,23 @@
 Imports nothing heavy, because the command line loads it for ``--help``. The docstring of a field is its flag's help.
 """
 
-import re
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective, check_seed
+from cloze.corpus.settings import (
+    ExampleSettings,
+    Masking,
+    MaskSettings,
+    Objective,
+    Phase,
+    check_seed,
+    parse_mixture,
+    parse_phases,
+)
 from cloze.errors import ConfigError, did_you_mean
-from cloze.options import check_types
+from cloze.options import PREDICTS, BackboneName, PositionKind, Prediction, check_types
 
 Parallel = Literal["ddp", "fsdp"]
 ScheduleName = Literal["linear", "wsd"]
@@ -22,6 +29,8 @@ DEFAULT_STEPS = 10_000
 RECIPES = Path(__file__).parents[1] / "recipes"
 # Settings that may differ when a run is resumed: they affect speed, memory and reports, but not the trained weights.
 MAY_CHANGE = frozenset({"parallel", "checkpointing", "save_every", "tensorboard"})
+# Settings that earlier versions did not have: a run records them only if they are not the default.
+RECORDED_IF_SET = frozenset({"backbone", "layers", "hidden_size", "heads", "segments", "position_kind"})
 
 
 def check_precision(name: str) -> None:
@@ -78,26 +87,6 @@ class LoopSettings:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A part of a pre-training run with one sequence length and batch size.
-
-    Attributes:
-        max_length: Maximum sequence length in tokens.
-        batch_size: Sequences per optimizer step.
-        share: Share of the training, by steps or by the clock.
-    """
-
-    max_length: int
-    batch_size: int
-    share: float
-
-    @property
-    def tokens(self) -> int:
-        """Tokens per optimizer step, at most."""
-        return self.max_length * self.batch_size
-
-
-@dataclass(frozen=True)
 class PretrainSettings:
     """Settings of ``cloze pretrain`` and ``cloze.pretrain``.
 
@@ -113,8 +102,20 @@ class PretrainSettings:
         0.0005
     """
 
+    backbone: BackboneName = "bert"
+    """Architecture: bert, or gpt (left to right); the recipe of the same name has its settings."""
     preset: str = "mini"
     """Size of a new model: tiny, mini, small, medium, base or large."""
+    layers: int | None = None
+    """For a new model: number of layers, instead of that of the preset."""
+    hidden_size: int | None = None
+    """For a new model: hidden size, instead of that of the preset."""
+    heads: int | None = None
+    """For a new model: number of attention heads; by default, one per 64 of the hidden size."""
+    segments: int | None = None
+    """For a new model: number of segments, 2 by default."""
+    position_kind: PositionKind = "learned"
+    """For a new model: position embeddings that are learned, or fixed sines and cosines (sinusoidal)."""
     steps: int | None = None
     """Optimizer steps; 10,000 if neither steps nor hours is given."""
     hours: float | None = None
@@ -146,9 +147,9 @@ class PretrainSettings:
     dropout: float | None = None
     """Dropout of hidden states and attention; by default 0.1 for a new model, and unchanged for a loaded one."""
     objective: Objective = "nsp"
-    """Content of the sequences: nsp (does B follow A), sop (are A and B swapped), relation (does B follow A, or is it
-    from elsewhere in the document, or from another one), copy (B is A with words dropped or moved), none (full
-    sentences)."""
+    """Content of the sequences, for bert only (others read full sentences): nsp (does B follow A), sop (are A and B
+    swapped), relation (does B follow A, or is it from elsewhere in the document, or from another one), copy (B is A
+    with words dropped or moved), none (full sentences)."""
     mixture: str | None = None
     """Several objectives in one run, by their shares of the steps, such as none:0.5,relation:0.3,copy:0.2."""
     masking: Masking = "token"
@@ -196,6 +197,7 @@ class PretrainSettings:
             raise ConfigError(f"accumulate is {self.accumulate}, more than the {self.batch_size} sequences of a batch")
         if self.static < 0:
             raise ConfigError(f"static is {self.static}; expected a number of variants, 0 for none")
+        self._check_backbone()
         self._check_second_phase()
         self._check_masking()
         for phase in self.length_phases():
@@ -211,6 +213,28 @@ class PretrainSettings:
             raise ConfigError(f"mixture is {self.mixture}; a model has a head for nsp or for sop, not for both")
         self.loop()
         self.masks()
+
+    def _check_backbone(self) -> None:
+        if self.backbone == "bert":
+            return
+        only_bert = ("objective", "mixture", "static", "boundary", "shared_layers", "embedding_size")
+        masking = ("masking", "mask_rate", "mask_mix", "ngrams")
+        for name in (*only_bert, *(masking if self.predicts != "masked" else ())):
+            if self._is_set(name) and (name, getattr(self, name)) != ("objective", "none"):
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}, but it does not apply to the backbone {self.backbone}; leave "
+                    "it out"
+                )
+
+    @property
+    def predicts(self) -> Prediction:
+        """What the backbone predicts."""
+        return PREDICTS[self.backbone]
+
+    @property
+    def predicted_share(self) -> float:
+        """Fraction of the tokens that are predicted."""
+        return self.mask_rate if self.predicts == "masked" else 1.0
 
     def _check_second_phase(self) -> None:
         given = [name for name in ("max_length", "batch_size", "long_length") if self._is_set(name)]
@@ -270,6 +294,8 @@ class PretrainSettings:
 
     def objectives(self) -> dict[Objective, float]:
         """Return the objectives of the run with their shares of the steps."""
+        if self.backbone != "bert":
+            return {"none": 1.0}
         return {self.objective: 1.0} if self.mixture is None else parse_mixture(self.mixture)
 
     def examples(self, max_length: int | None = None, objective: Objective | None = None) -> ExampleSettings:
@@ -282,59 +308,14 @@ class PretrainSettings:
 
     def masks(self) -> MaskSettings:
         """Return the settings for selecting and masking tokens."""
-        return MaskSettings(masking=self.masking, rate=self.mask_rate, mix=self.mask_mix, ngrams=self.ngrams)
+        return MaskSettings(
+            masking=self.masking, predicts=self.predicts, rate=self.mask_rate, mix=self.mask_mix, ngrams=self.ngrams
+        )
 
     @property
     def longest(self) -> int:
         """The longest sequence length."""
         return max(phase.max_length for phase in self.length_phases())
-
-
-_PHASE = re.compile(r"(\d+)x(\d+):(\d*\.?\d+)")
-
-
-def parse_phases(text: str) -> tuple[Phase, ...]:
-    """Parse phases such as ``32x128:0.2,128x64:0.8``.
-
-    Raises:
-        ConfigError: If a phase cannot be read, or the shares do not add up to 1.
-    """
-    phases = []
-    for part in text.split(","):
-        found = _PHASE.fullmatch(part.strip())
-        if found is None or int(found[2]) < 1:
-            raise ConfigError(f"phases: {part.strip()!r} is not valid; expected LENGTHxBATCH:SHARE, such as 128x64:0.8")
-        phases.append(Phase(int(found[1]), int(found[2]), float(found[3])))
-    _check_shares("phases", text, [phase.share for phase in phases])
-    return tuple(phases)
-
-
-def parse_mixture(text: str) -> dict[Objective, float]:
-    """Parse shares of objectives such as ``none:0.5,relation:0.3,copy:0.2``.
-
-    Raises:
-        ConfigError: If an objective is unknown or named twice, or the shares do not add up to 1.
-    """
-    names: tuple[Objective, ...] = get_args(Objective)
-    shares: dict[Objective, float] = {}
-    for part in text.split(","):
-        name, _, share = part.strip().partition(":")
-        if name not in names:
-            raise ConfigError(f"mixture: unknown objective {name!r}{did_you_mean(name, names)}; {', '.join(names)}")
-        if name in shares:
-            raise ConfigError(f"mixture: {name} is named twice in {text!r}")
-        if not re.fullmatch(r"\d*\.?\d+", share):
-            raise ConfigError(f"mixture: {part.strip()!r} is not valid; expected OBJECTIVE:SHARE, such as nsp:0.3")
-        shares[names[names.index(name)]] = float(share)
-    _check_shares("mixture", text, list(shares.values()))
-    return shares
-
-
-def _check_shares(name: str, text: str, shares: Sequence[float]) -> None:
-    if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        raise ConfigError(
-            f"{name}: the shares in {text!r} add up to {sum(shares):g}; expected positive shares that add up to 1"
-        )
 
 
 @dataclass(frozen=True)

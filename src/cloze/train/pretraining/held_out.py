@@ -23,7 +23,7 @@ from cloze.checkpoint import find_source, load_folder
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.documents import read_paragraphs
 from cloze.corpus.preparation.prepare import prepare
-from cloze.corpus.settings import ExampleSettings, MaskSettings, Objective, PrepareSettings
+from cloze.corpus.settings import ExampleSettings, MaskSettings, Objective, Phase, PrepareSettings
 from cloze.corpus.shards import Corpus
 from cloze.corpus.word_tables import WordTables
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError
@@ -35,8 +35,8 @@ from cloze.text import Tokenizer
 from cloze.text.oov.coverage import unknown_note
 from cloze.text.vocabulary import CONTINUATION
 from cloze.train.distributed import ProcessGroup
-from cloze.train.pretraining.objective import PretrainingObjective
-from cloze.train.settings import MlmEvaluationSettings, Phase, PretrainSettings
+from cloze.train.pretraining.objectives.masked import BaseObjective
+from cloze.train.settings import MlmEvaluationSettings, PretrainSettings
 
 # A fixed seed for the masks of evaluations, so that all runs are evaluated on the same masked tokens.
 SEED = 7_919
@@ -67,7 +67,7 @@ class HeldOut:
         """Return an instance for one process that evaluates all of these batches."""
         return cls(batches, {name: sum(batch.counts[name] for batch in batches) for name in batches[0].counts})
 
-    def evaluate(self, objective: PretrainingObjective, pause: Callable[[], object] = bool) -> dict[str, float]:
+    def evaluate(self, objective: BaseObjective, pause: Callable[[], object] = bool) -> dict[str, float]:
         """Return losses and accuracies; ``pause`` is called before each batch."""
         sums: dict[str, float] = {}
         for part in self.parts:
@@ -78,9 +78,9 @@ class HeldOut:
         metrics = {f"{self.name}_{name}": value for name, value in zip(sums, values, strict=True)}
         if self.pairs_only:
             return {name: value for name, value in metrics.items() if "mlm" not in name} | self.constants
-        metrics[f"{self.name}_perplexity"] = math.exp(min(700.0, metrics[f"{self.name}_mlm_loss"]))
-        loss = metrics[f"{self.name}_mlm_loss"]
-        per_unit = {f"{self.name}_mlm_loss_{name}": loss * tokens for name, tokens in self.per_unit.items()}
+        main = f"{self.name}_{objective.main_loss}"
+        metrics[f"{self.name}_perplexity"] = math.exp(min(700.0, metrics[main]))
+        per_unit = {f"{main}_{name}": metrics[main] * tokens for name, tokens in self.per_unit.items()}
         return metrics | per_unit | self.constants
 
 
@@ -104,7 +104,7 @@ def tokens_per_unit(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, float]:
 
 
 def evaluate_held_out(
-    held_out: Sequence[HeldOut], objective: PretrainingObjective, pause: Callable[[], object] = bool
+    held_out: Sequence[HeldOut], objective: BaseObjective, pause: Callable[[], object] = bool
 ) -> dict[str, float]:
     """Return the metrics for each sequence length."""
     return {name: value for one in held_out for name, value in one.evaluate(objective, pause).items()}

@@ -15,15 +15,16 @@ from pathlib import Path
 import torch
 
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
-from cloze.corpus.settings import Objective
+from cloze.corpus.settings import Objective, Phase
 from cloze.corpus.shards import Corpus
 from cloze.corpus.word_tables import WordTables, open_word_tables
 from cloze.errors import ConfigError
 from cloze.hardware import format_bytes, require_memory
-from cloze.model import Backbone, BertConfig, HeadName
-from cloze.model.cost import Estimate, count_flops, estimate
+from cloze.model import Backbone, Bert, BertConfig, HeadName
+from cloze.model.backbone import find_backbone
+from cloze.model.cost import Estimate
 from cloze.text import Tokenizer
-from cloze.train.settings import Phase, PretrainSettings
+from cloze.train.settings import PretrainSettings
 
 _CYCLE = 100  # steps in which each objective of a mixture has its share
 
@@ -144,12 +145,13 @@ def step_memory(
 ) -> Estimate:
     """Estimate parameters, operations and memory of the largest step, with each part further divided into ``split``."""
     largest = max(settings.length_phases(), key=lambda phase: (phase.tokens, phase.max_length))
-    return estimate(
+    backbone = find_backbone(settings.backbone) or Bert
+    return backbone.estimate(
         config,
         heads,
         batch=-(-largest.batch_size // (settings.accumulate * split)),
         length=largest.max_length,
-        chosen=settings.mask_rate,
+        chosen=settings.predicted_share,
         checkpointing=settings.checkpointing,
         # As in the encoder: on a CPU, dropout and bfloat16 need explicit attention weights; accelerators have a fused
         # kernel.
@@ -195,13 +197,7 @@ def flops_per_token(bert: Backbone, settings: PretrainSettings) -> float:
     phases = settings.length_phases()
     tokens = [phase.share * phase.tokens for phase in phases]
     costs = [
-        count_flops(
-            bert.config,
-            bert.head_names,
-            phase.max_length,
-            chosen=settings.mask_rate,
-            checkpointing=settings.checkpointing,
-        )
+        bert.training_flops(phase.max_length, chosen=settings.predicted_share, checkpointing=settings.checkpointing)
         for phase in phases
     ]
     return sum(share * cost for share, cost in zip(tokens, costs, strict=True)) / sum(tokens)

@@ -16,6 +16,7 @@ import torch
 
 from cloze.checkpoint import find_source
 from cloze.corpus.batches import PretrainingBatch
+from cloze.corpus.settings import Phase
 from cloze.corpus.shards import read_manifest
 from cloze.errors import DataError
 from cloze.hardware import (
@@ -39,9 +40,10 @@ from cloze.train.pretraining.length_schedule import (
     require_step_memory,
     step_memory,
 )
-from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
+from cloze.train.pretraining.objectives import new_objective
+from cloze.train.pretraining.objectives.masked import BaseObjective
 from cloze.train.pretraining.pretrain import start_model
-from cloze.train.settings import Phase, PretrainSettings
+from cloze.train.settings import PretrainSettings
 
 # At least TIMED and at most MOST_TIMED steps are timed, for SECONDS in total. More steps give a better memory estimate,
 # because batches differ in size.
@@ -131,7 +133,9 @@ def plan(
         steps=steps,
         hours=hours,
         epochs=read / manifest["splits"]["train"]["tokens"],
-        expected=None if start else expected_loss(numbers.parameters, read, recorded_runs()),
+        expected=None
+        if start or settings.backbone != "bert"
+        else expected_loss(numbers.parameters, read, recorded_runs()),
         precision=precision.name,
     )
 
@@ -165,8 +169,8 @@ def _phase(
     progress: Progress,
 ) -> tuple[float, float]:
     """Return seconds and tokens of a step: the fastest of several, after one warm-up step."""
-    objective = PretrainingObjective(bert.to(precision.device), pretraining_heads(settings), precision.device)
-    bert.encoder.checkpointing = settings.checkpointing
+    objective = new_objective(bert.to(precision.device), settings, precision.device)
+    bert.use_checkpointing(settings.checkpointing)
     optimizer = make_optimizer(objective, settings.learning_rate, settings.weight_decay)
     objective.train()
     timed, idle = _Timed.choose(settings, phase), MemoryTrimmer()
@@ -187,7 +191,7 @@ def _phase(
 
 
 def _compute_gradients(
-    objective: PretrainingObjective,
+    objective: BaseObjective,
     optimizer: torch.optim.Optimizer,
     parts: Sequence[PretrainingBatch],
     precision: Precision,
@@ -200,7 +204,7 @@ def _compute_gradients(
         output.loss.backward()
 
 
-def _update(objective: PretrainingObjective, optimizer: torch.optim.Optimizer) -> None:
+def _update(objective: BaseObjective, optimizer: torch.optim.Optimizer) -> None:
     torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # the computation of a step without its effect

@@ -16,9 +16,9 @@ from cloze import __version__
 from cloze.checkpoint import EmbeddingSettings, ModelFolder, base_files, find_model, find_source, load_folder
 from cloze.checkpoint.pooling_files import read_embedding
 from cloze.corpus.shards import read_manifest, verify_corpus
-from cloze.errors import ConfigError, DataError
+from cloze.errors import ConfigError, DataError, format_option
 from cloze.hardware import choose_device, keep_freed_memory, return_freed_memory
-from cloze.model import Backbone, Bert, BertConfig, HeadName, preset
+from cloze.model import Backbone, BertConfig, HeadName, preset
 from cloze.model.surgery import missing_heads, with_heads
 from cloze.options import command_flags
 from cloze.progress import Progress, Silent
@@ -33,10 +33,11 @@ from cloze.train.pretraining.length_schedule import (
     open_tables,
     require_step_memory,
 )
-from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
+from cloze.train.pretraining.objectives import backbone_class, new_objective, pretraining_heads
+from cloze.train.pretraining.objectives.masked import BaseObjective
 from cloze.train.pretraining.run_extension import check_extension, start_of_extension
 from cloze.train.run import Run, open_run
-from cloze.train.settings import MAY_CHANGE, PretrainSettings
+from cloze.train.settings import MAY_CHANGE, RECORDED_IF_SET, PretrainSettings
 
 
 def pretrain(
@@ -116,10 +117,9 @@ def _pretrain(
         check_extension(Path(extend), out, recorded)
     with open_run(out, recorded, fresh=fresh, group=group) as run:
         if not run.report_finished(progress):
-            bert.encoder.checkpointing = settings.checkpointing
+            bert.use_checkpointing(settings.checkpointing)
             return_freed_memory() if settings.checkpointing else keep_freed_memory()
-            heads = pretraining_heads(settings)
-            objective = PretrainingObjective(bert.to(group.device), heads, group.device)
+            objective = new_objective(bert.to(group.device), settings, group.device)
             evaluate = (lambda pause: evaluate_held_out(held_out, objective, pause)) if held_out else None
             state = None if extend is None else start_of_extension(Path(extend), run, settings, group)
             options = replace(_trainer_options(objective, settings, run, group), start=state)
@@ -148,10 +148,10 @@ def start_model(
         config, longest = _new_config(tokenizer, settings), settings.longest
         if check is not None:
             check(config, heads, settings)
-        bert: Backbone = Bert.fresh(config, heads, seed=settings.seed)
+        bert: Backbone = backbone_class(settings.backbone).fresh(config, heads, seed=settings.seed)
     else:
         loaded = load_folder(model)
-        _refuse_shape(model, loaded.model.config, settings)
+        _refuse_shape(model, loaded.model, settings)
         if not loaded.tokenizer.is_equivalent(tokenizer):
             raise DataError(f"{model}: the text was prepared with another vocabulary; prepare it with --vocab {model}")
         missing = missing_heads(loaded.model, heads)
@@ -175,31 +175,53 @@ def start_model(
 
 def _new_config(tokenizer: Tokenizer, settings: PretrainSettings) -> BertConfig:
     dropout = BertConfig.dropout if settings.dropout is None else settings.dropout
-    return preset(
+    kind = backbone_class(settings.backbone).config_type
+    shape = preset(
         settings.preset,
         tokenizer.size,
+        layers=settings.layers,
+        hidden_size=settings.hidden_size,
+        heads=settings.heads,
+        segments=settings.segments or BertConfig.segments,
         dropout=dropout,
         attention_dropout=dropout,
         pad_id=tokenizer.pad_id,
         embedding_size=settings.embedding_size,
         shared_layers=settings.shared_layers,
         positions=max(512, settings.longest),
+        position_kind=settings.position_kind,
     )
+    return kind(**vars(shape))
 
 
-def _refuse_shape(model: Path, config: BertConfig, settings: PretrainSettings) -> None:
+def _refuse_shape(model: Path, loaded: Backbone, settings: PretrainSettings) -> None:
     """Refuse settings that would change the shape of a given model; settings equal to its shape are accepted."""
-    other_width = settings.embedding_size not in (None, config.embedding_size)
-    if other_width or (settings.shared_layers and not config.shared_layers):
+    config = loaded.config
+    if not isinstance(loaded, backbone_class(settings.backbone)) or (
+        settings.backbone == "bert" and loaded.model_type not in ("bert", "albert")
+    ):
         raise ConfigError(
-            f"--model {model} already has its shape; shared_layers and embedding_size only apply to new models: omit "
-            f"them"
+            f"--model {model} is of type {loaded.model_type}, but the backbone is {settings.backbone}; use "
+            f"{format_option('backbone', loaded.model_type)}"
         )
+    for name in ("layers", "hidden_size", "heads", "segments", "embedding_size"):
+        if getattr(settings, name) not in (None, getattr(config, name)):
+            raise ConfigError(
+                f"--model {model} already has its shape ({name} is {getattr(config, name)}); {name} only applies to "
+                "new models: omit it"
+            )
+    for name in ("shared_layers", "position_kind"):
+        if getattr(settings, name) not in (getattr(PretrainSettings, name), getattr(config, name)):
+            raise ConfigError(f"--model {model} already has its shape; {name} only applies to new models: omit it")
 
 
 def _recorded(data: Path, model: str | Path | None, settings: PretrainSettings) -> dict[str, Any]:
     """Return the facts that the result depends on, which are compared when the run is resumed."""
-    values = {name: value for name, value in asdict(settings).items() if name not in MAY_CHANGE}
+    values = {
+        name: value
+        for name, value in asdict(settings).items()
+        if name not in MAY_CHANGE and not (name in RECORDED_IF_SET and value == getattr(PretrainSettings, name))
+    }
     for name in ("entities", "similar"):
         path: Path | None = values[name]
         # By content: a changed file gives different masks, a moved one does not.
@@ -227,7 +249,7 @@ def _fingerprint(path: Path) -> str:
 
 
 def _trainer_options(
-    objective: PretrainingObjective, settings: PretrainSettings, run: Run, group: ProcessGroup
+    objective: BaseObjective, settings: PretrainSettings, run: Run, group: ProcessGroup
 ) -> TrainerOptions:
     precision = Precision.choose(settings.precision, group.device)
     # With "auto", every process measures for itself; all use the choice of rank 0.
@@ -236,7 +258,7 @@ def _trainer_options(
     return TrainerOptions(
         group=group,
         precision=precision,
-        layers=tuple(bert.encoder.layers),
+        layers=bert.layers,
         flops_per_token=flops_per_token(bert, settings),
         peak_flops=measure_peak(precision),
         log=TensorBoardLogger(run.folder).log if settings.tensorboard and group.is_main else None,
@@ -269,7 +291,7 @@ def run_results(metrics: list[dict[str, float]]) -> dict[str, float]:
 
 def _plain(bert: Backbone) -> Backbone:
     """Return a copy with full tensors on the CPU; a collective operation if parameters are sharded."""
-    plain = Bert(bert.config, bert.head_names, labels=bert.labels, pooler=bert.pooler is not None)
+    plain = type(bert)(bert.config, bert.head_names, labels=bert.labels, pooler=bert.pooler is not None)
     plain.load_state_dict({name: tensor.cpu() for name, tensor in full_state_dict(bert).items()})
     return plain.eval()
 
@@ -311,16 +333,9 @@ def pretraining_card(
     sizes = ", then ".join(f"{phase.batch_size} sequences of {phase.max_length} tokens" for phase in phases)
     main, longest = measured_phases(settings)
     cut = f", in sequences of {main.max_length} tokens (long: {longest.max_length})" if longest != main else ""
-    kinds = (
-        _OBJECTIVES[settings.objective]
-        if settings.mixture is None
-        else "masked language modelling on a mixture of "
-        + ", ".join(f"{100 * share:g} % {name}" for name, share in settings.objectives().items())
-    )
     return (
-        f"# BERT, {bert.config.layers} layers, hidden size {bert.config.hidden_size}\n\n"
-        f"Pre-trained with cloze {__version__} by {kinds}"
-        f"{' and the boundaries of spans' if settings.boundary else ''}"
+        f"# {bert.title}, {bert.config.layers} layers, hidden size {bert.config.hidden_size}\n\n"
+        f"Pre-trained with cloze {__version__} by {_objective(settings)}"
         f"{f', further from {model}' if model else ', from scratch'}.\n\n"
         f"- parameters: {bert.parameter_count():,}\n"
         f"- longest input: {tokenizer.max_length} tokens\n"
@@ -329,15 +344,33 @@ def pretraining_card(
         f"- files: {_files(manifest['recipe']['texts'])}\n"
         f"- training: {int(results['steps']):,} steps of {sizes}, "
         f"{results['hours']:.2f} hours, {int(results['tokens_seen']):,} tokens seen\n"
-        f"- masking: {settings.masking}, {settings.mask_rate:.0%} of tokens, "
-        f"{'/'.join(f'{100 * share:g}' for share in settings.mask_mix)}"
-        f"{f', {settings.static} frozen variants' if settings.static else ''}\n"
+        f"{_masking(settings)}"
         f"- peak learning rate {settings.learning_rate:g}, warm-up {settings.warmup:.0%}, {_schedule(settings)}, "
         f"weight decay {settings.weight_decay:g}, dropout {bert.config.dropout:g}, seed {settings.seed}, "
         f"computed in {settings.precision}\n\n"
         "The command, where `DATA` is the corpus that `cloze prepare` made from those files and `RUN` a new folder:\n\n"
         f"```console\n{pretraining_command(settings, model)}\n```\n\n"
         f"Held-out documents{cut}:\n\n{held_out}\n"
+    )
+
+
+def _objective(settings: PretrainSettings) -> str:
+    if settings.predicts == "next":
+        return "prediction of the next token on full sentences"
+    if settings.mixture is not None:
+        shares = ", ".join(f"{100 * share:g} % {name}" for name, share in settings.objectives().items())
+        return f"masked language modelling on a mixture of {shares}"
+    (objective,) = settings.objectives()
+    return _OBJECTIVES[objective] + (" and the boundaries of spans" if settings.boundary else "")
+
+
+def _masking(settings: PretrainSettings) -> str:
+    if settings.predicts != "masked":
+        return ""
+    return (
+        f"- masking: {settings.masking}, {settings.mask_rate:.0%} of tokens, "
+        f"{'/'.join(f'{100 * share:g}' for share in settings.mask_mix)}"
+        f"{f', {settings.static} frozen variants' if settings.static else ''}\n"
     )
 
 
