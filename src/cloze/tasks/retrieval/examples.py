@@ -1,4 +1,4 @@
-"""Read retrieval data: a folder in the layout of BEIR or TREC (see ``judgements``), a table of pairs, or rows in memory.
+"""Read retrieval data: a table of pairs, rows in memory, or a folder in the layout of BEIR or TREC (``judgements``).
 
 A table (CSV, TSV, JSONL, Parquet) has one row per pair: a query, a passage that answers it, and optionally negatives,
 scores of a teacher, or a label. The columns are found by the names that sentence-transformers and FlagEmbedding use:
