@@ -28,7 +28,7 @@ from cloze.model import Bert, preset
 from cloze.model.adapters import Attachment, attach
 from cloze.options import AdapterKind
 from cloze.predict import Model
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.metrics import score
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source

@@ -67,7 +67,7 @@ def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, 
     from cloze.hardware import keep_freed_memory
     from cloze.model.surgery import with_heads
     from cloze.progress import Silent
-    from cloze.tasks.classification.examples import sequence_items
+    from cloze.tasks.classification.kind import sequence_items
     from cloze.train.finetuning.objective import TaskBatches, TaskObjective
     from cloze.train.loop import TrainerOptions, train
     from cloze.train.optimization import Precision

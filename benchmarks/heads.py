@@ -30,7 +30,7 @@ from cloze.inspect.settings import HeadSettings
 from cloze.inspect.survey import Survey, agreement, survey_heads
 from cloze.inspect.survey_report import example_lines, summary_lines, write_survey
 from cloze.predict import evaluate_examples, load
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import find_task, read_examples
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning

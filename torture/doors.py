@@ -14,7 +14,7 @@ from typing import Any
 from starlette.routing import Mount, Route, compile_path
 
 from cloze.progress import Progress
-from cloze.serve.pages import INSPECT
+from cloze.serve.server import INSPECT
 from torture.campaign import Outcome
 from torture.services import Running, made_service
 

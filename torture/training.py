@@ -39,7 +39,6 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
         "torture.training",
-        "cloze.cli.corpus",
         "cloze.cli.pretraining",
         "torch._dynamo",
         "torch.distributed.fsdp",

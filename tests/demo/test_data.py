@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloze.tasks.classification.examples import find_labels
+from cloze.tasks.classification.kind import find_labels
 from cloze.tasks.rows import Row, read_rows
 
 DATA = Path(str(files("cloze.demo"))) / "data"

@@ -23,8 +23,7 @@ from cloze.inspect.pruning import (
 from cloze.model.surgery import gated_heads, prune_heads
 from cloze.options import HeadPooling
 from cloze.predict import Difference, Evaluation, Model, evaluate_examples
-from cloze.tasks.classification.examples import LabelledTexts
-from cloze.tasks.classification.kind import CLASSIFY
+from cloze.tasks.classification.kind import CLASSIFY, LabelledTexts
 from tests.model.made import SMALL, model_folder
 
 TEXTS = ["the cat sat", "a dog ran on a mat", "the dogs sat on the cat", "a mat"]

@@ -11,7 +11,7 @@ from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
 from cloze.predict import Model
 from cloze.tasks.classification.decoding import evaluate_numbers
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from tests.model.made import assert_close, model_folder
 
 NAMES = ("no", "perhaps", "yes")

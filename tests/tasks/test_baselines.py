@@ -16,12 +16,12 @@ from cloze.predict import Evaluation
 from cloze.tasks import baselines
 from cloze.tasks.answering.examples import Question, Questions
 from cloze.tasks.baselines import Baseline, baseline_scores, compare, fit_baselines, has_spaces, sample_rows
-from cloze.tasks.choice.examples import Choice, Choices
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.choice.kind import Choice, Choices
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import Examples, LabelSet
 from cloze.tasks.intervals import MetricRows, paired_difference
 from cloze.tasks.registry import KINDS, TaskData
-from cloze.tasks.tagging.examples import TaggedSentences
+from cloze.tasks.tagging.kind import TaggedSentences
 from tests.train.made import Listener
 
 SENTENCE = "the old man saw a small ship near some rocks and went home before it rained"

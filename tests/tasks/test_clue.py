@@ -10,12 +10,12 @@ import pytest
 from cloze.errors import ConfigError, DataError
 from cloze.predict import evaluate
 from cloze.tasks.answering.examples import Questions
-from cloze.tasks.choice.examples import Choices
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.choice.kind import Choices
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.clue import CLUE
 from cloze.tasks.registry import find_task, read_examples, read_task
 from cloze.tasks.rows import Source
-from cloze.tasks.tagging.examples import TaggedSentences
+from cloze.tasks.tagging.kind import TaggedSentences
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.glue import finetune_clue
 from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import DataError
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import split_dev, split_fold
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source
-from cloze.tasks.tagging.examples import TaggedSentences
+from cloze.tasks.tagging.kind import TaggedSentences
 
 
 def rows(targets: list[int] | list[float]) -> LabelledTexts:

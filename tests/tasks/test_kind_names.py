@@ -17,8 +17,8 @@ ALLOWED = {
     ("cli/__init__.py", "answer"): "names of commands",
     ("cli/__init__.py", "choose"): "names of commands",
     ("cli/prediction.py", "answer"): "a column of the output",
-    ("cli/tagging.py", "tag"): "a column of the output",
-    ("tasks/choice/examples.py", "answer"): "a column of ARC",
+    ("cli/word_prediction.py", "tag"): "a column of the output",
+    ("tasks/choice/kind.py", "answer"): "a column of ARC",
     ("tasks/clue.py", "answer"): "a key of C3",
     ("tasks/retrieval/examples.py", "answer"): "a usual name of the column with passages",
     **{

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import ConfigError, DataError
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import find_task, read_examples, read_task
 from cloze.tasks.rows import Source
 from cloze.tasks.tables import is_table

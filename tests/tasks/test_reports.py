@@ -17,12 +17,12 @@ from cloze.predict import Evaluation, Model
 from cloze.tasks.answering.decoding import evaluate_answers
 from cloze.tasks.answering.examples import Question, Questions
 from cloze.tasks.choice.decoding import evaluate_choices
-from cloze.tasks.choice.examples import Choice, Choices
+from cloze.tasks.choice.kind import Choice, Choices
 from cloze.tasks.classification.decoding import evaluate_label_sets, evaluate_labels, evaluate_numbers
-from cloze.tasks.classification.examples import LabelledTexts
-from cloze.tasks.correction.metrics import CorrectedRows, score_corrections
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.intervals import MetricRows, bootstrap_intervals
+from cloze.tasks.metrics import CorrectedRows, score_corrections
 from cloze.tasks.reports import (
     headline,
     html_report,
@@ -38,7 +38,7 @@ from cloze.tasks.reports import (
 )
 from cloze.tasks.similarity.kind import QuestionAnswers, ScoredPairs
 from cloze.tasks.tagging.decoding import evaluate_tags
-from cloze.tasks.tagging.examples import TaggedSentences
+from cloze.tasks.tagging.kind import TaggedSentences
 from tests.model.made import model_folder
 
 ROWS = 40

@@ -22,8 +22,7 @@ from cloze.model import Bert, BertConfig
 from cloze.predict import evaluate, load
 from cloze.serve.settings import ServiceSettings
 from cloze.tasks.classification.decoding import Floats, probabilities
-from cloze.tasks.classification.examples import LabelledTexts, read_own_texts
-from cloze.tasks.classification.kind import text_items
+from cloze.tasks.classification.kind import LabelledTexts, read_own_texts, text_items
 from cloze.tasks.kind import Predictor, TaskKind
 from cloze.tasks.metrics import score
 from cloze.tasks.registry import KINDS, find_task, registered

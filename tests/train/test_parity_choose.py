@@ -10,7 +10,7 @@ from transformers import BertForMultipleChoice
 
 from cloze.checkpoint import TaskLabels
 from cloze.predict import load
-from cloze.tasks.choice.examples import Choice, Choices, choice_items
+from cloze.tasks.choice.kind import Choice, Choices, choice_items
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches

@@ -12,7 +12,7 @@ from cloze.checkpoint import TaskLabels
 from cloze.errors import ConfigError
 from cloze.predict import load
 from cloze.tasks.rows import Source
-from cloze.tasks.tagging.examples import read_own_tags, tag_items
+from cloze.tasks.tagging.kind import read_own_tags, tag_items
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.objective import TaskBatches
 from cloze.train.finetuning.settings import FinetuneSettings

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_results, print_scores, print_table
-from cloze.cli.correction import SETTINGS, evaluate_correction
 from cloze.cli.outputs import check_folder
+from cloze.cli.word_prediction import SETTINGS, evaluate_correction
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction.kind import CORRECTION_NAME, CorrectionSettings

@@ -18,7 +18,7 @@ from cloze.errors import ConfigError
 if TYPE_CHECKING:
     from cloze.predict import Answer, Filled, FilledTogether, Model, Option
     from cloze.predict import Score as ScoredText
-    from cloze.tasks.choice.examples import Choice
+    from cloze.tasks.choice.kind import Choice
 
 
 @dataclass(frozen=True)
@@ -333,13 +333,13 @@ class Choose(Prediction[Prompts, "list[Option]"]):
 
     def read_file(self, path: Path) -> Prompts:
         """Read a whole file."""
-        from cloze.tasks.choice.examples import each_unlabelled_choice
+        from cloze.tasks.choice.kind import each_unlabelled_choice
 
         return self._collect(list(each_unlabelled_choice(path, self.text, self.options)))
 
     def read_parts(self, model: "Model", path: Path, rows: int) -> Iterator[Prompts]:  # noqa: ARG002
         """Read a file, ``rows`` rows at a time."""
-        from cloze.tasks.choice.examples import each_unlabelled_choice
+        from cloze.tasks.choice.kind import each_unlabelled_choice
 
         return map(self._collect, split_parts(each_unlabelled_choice(path, self.text, self.options), rows))
 

@@ -23,12 +23,12 @@ import numpy as np
 
 from cloze.tasks.answering.examples import Question, Questions
 from cloze.tasks.answering.metrics import AnswerPrediction, row_scores
-from cloze.tasks.choice.examples import Choices
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.choice.kind import Choices
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import AnyExamples, LabelSet
 from cloze.tasks.intervals import MeanRows, MetricRows, RowScores, bootstrap_intervals, paired_difference
 from cloze.tasks.tagging.entities import OUTSIDE, TaggedRows, have_entity_prefixes
-from cloze.tasks.tagging.examples import TaggedSentences
+from cloze.tasks.tagging.kind import TaggedSentences
 
 if TYPE_CHECKING:
     from cloze.progress import Progress

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from cloze.errors import DataError
 from cloze.files import RowError
 from cloze.tasks.answering.examples import find_file, look_for, read_json_file, read_squad
-from cloze.tasks.choice.examples import Choice, Choices, checked_options
+from cloze.tasks.choice.kind import Choice, Choices, checked_options
 from cloze.tasks.classification.published import clue_folders, find_home
 from cloze.tasks.examples import LabelSet, Read
 from cloze.tasks.kind import PlacedTexts
@@ -29,7 +29,7 @@ from cloze.tasks.rows import OnBadRow, Source
 from cloze.tasks.tables import Record, open_table
 from cloze.tasks.tagging.columns import Sentence, Sentences
 from cloze.tasks.tagging.entities import OUTSIDE
-from cloze.tasks.tagging.examples import tag_examples
+from cloze.tasks.tagging.kind import tag_examples
 
 logger = logging.getLogger("cloze")
 

@@ -15,10 +15,8 @@ from cloze.tasks import clue
 from cloze.tasks.answering.examples import CMRC, SQUAD, SQUAD2, read_squad
 from cloze.tasks.answering.kind import ANSWER
 from cloze.tasks.answering.kind import read_other_splits as read_other_questions
-from cloze.tasks.choice.examples import read_arc, read_swag
-from cloze.tasks.choice.kind import CHOOSE, read_arc_test
-from cloze.tasks.classification.examples import read_other_splits, read_published_texts
-from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS
+from cloze.tasks.choice.kind import CHOOSE, read_arc, read_arc_test, read_swag
+from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS, read_other_splits, read_published_texts
 from cloze.tasks.classification.published import CHINESE, GLUE, PublishedTask, task_key
 from cloze.tasks.correction.kind import CORRECTION
 from cloze.tasks.examples import Examples, LabelSet, split_dev
@@ -26,8 +24,7 @@ from cloze.tasks.in_memory import RowsInMemory
 from cloze.tasks.kind import PlacedTexts, Reader, TaskKind
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import SIMILARITY
-from cloze.tasks.tagging.examples import PUBLISHED_TAGS, read_published_tags
-from cloze.tasks.tagging.kind import TAG, read_test_split
+from cloze.tasks.tagging.kind import PUBLISHED_TAGS, TAG, read_published_tags, read_test_split
 
 if TYPE_CHECKING:
     from cloze.model import HeadName

@@ -13,7 +13,7 @@ from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
 from cloze.predict import Model, evaluate, load
 from cloze.tasks.choice.decoding import evaluate_choices, option_logits
-from cloze.tasks.choice.examples import Choice, Choices
+from cloze.tasks.choice.kind import Choice, Choices
 from cloze.tasks.rows import Source
 from tests.model.made import assert_close, model_folder, saved
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import ConfigError, DataError
-from cloze.tasks.classification.examples import classification_examples, find_labels, regression_examples
+from cloze.tasks.classification.kind import classification_examples, find_labels, regression_examples
 from cloze.tasks.classification.published import GLUE, find_glue_task, read_split
 from cloze.tasks.metrics import METRICS
 

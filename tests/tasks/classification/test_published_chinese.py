@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import DataError
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import find_task, read_task
 from cloze.tasks.rows import Source
 

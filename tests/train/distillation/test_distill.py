@@ -20,8 +20,7 @@ from cloze.model import Bert, HeadName
 from cloze.model.cost import count_activations
 from cloze.options import AdapterKind, Features
 from cloze.predict import evaluate, load
-from cloze.tasks.classification.examples import LabelledTexts
-from cloze.tasks.classification.kind import CLASSIFY
+from cloze.tasks.classification.kind import CLASSIFY, LabelledTexts
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import TaskData
 from cloze.tasks.rows import Source

@@ -18,8 +18,7 @@ from cloze.hardware import AvailableMemory
 from cloze.interrupts import Interrupted
 from cloze.model import encoder
 from cloze.predict import load
-from cloze.tasks.classification.examples import LabelledTexts
-from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS
+from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS, LabelledTexts
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import TaskData
 from cloze.tasks.rows import Source

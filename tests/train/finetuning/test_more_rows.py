@@ -10,7 +10,7 @@ from cloze.checkpoint import load_folder
 from cloze.errors import ConfigError, DataError
 from cloze.predict import evaluate_examples
 from cloze.progress import Silent
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.augmentation import augment_rows

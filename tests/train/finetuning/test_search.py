@@ -16,7 +16,7 @@ from cloze.cli.finetuning import print_search
 from cloze.errors import ConfigError, DataError
 from cloze.predict import load
 from cloze.progress import Silent
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.comparisons import Resamples, bounded, mean_interval, runs_difference
 from cloze.tasks.intervals import Difference, paired_t_difference, t_interval
 from cloze.tasks.registry import read_task

@@ -9,7 +9,7 @@ import torch
 from cloze.errors import RequestError
 from cloze.model.batch import Batch
 from cloze.model.losses import task_logits
-from cloze.tasks.choice.examples import Choices, encode_options
+from cloze.tasks.choice.kind import Choices, encode_options
 from cloze.tasks.intervals import MetricRows
 from cloze.tasks.kind import Predictor
 from cloze.tasks.metrics import score

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.errors import ConfigError, RequestError
-from cloze.tasks.classification.examples import LabelledTexts
-from cloze.tasks.classification.kind import MULTILABEL
+from cloze.tasks.classification.kind import MULTILABEL, LabelledTexts
 from cloze.tasks.examples import Examples, LabelSet
 from cloze.tasks.intervals import MetricRows
 from cloze.tasks.kind import Predictor, TaskLabels

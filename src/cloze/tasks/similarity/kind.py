@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.errors import ConfigError, DataError, format_option
-from cloze.tasks.classification.examples import LabelledTexts, read_own_texts
+from cloze.tasks.classification.kind import LabelledTexts, read_own_texts
 from cloze.tasks.in_memory import TableSource
 from cloze.tasks.intervals import MeanRows, MetricRows
 from cloze.tasks.kind import TaskKind

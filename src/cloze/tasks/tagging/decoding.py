@@ -24,8 +24,7 @@ from cloze.tasks.metrics import confusion
 from cloze.tasks.reports import Confusion, Evaluation
 from cloze.tasks.tagging.columns import columns_text
 from cloze.tasks.tagging.entities import OUTSIDE, TaggedRows, find_entities, is_constrained, may_follow, score_tags
-from cloze.tasks.tagging.examples import TaggedSentences, join_words
-from cloze.tasks.tagging.kind import TAG
+from cloze.tasks.tagging.kind import TAG, TaggedSentences, join_words
 from cloze.tasks.tagging.windows import WordIds, read_words, split_characters, split_text, tag_windows
 
 logger = logging.getLogger("cloze")

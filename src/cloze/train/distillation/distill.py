@@ -31,7 +31,7 @@ from cloze.model.adapters import without_attachment
 from cloze.options import command_flags
 from cloze.predict import Evaluation, Model, evaluate_examples, write_report
 from cloze.progress import Progress, Silent
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.comparisons import difference_facts
 from cloze.tasks.examples import Examples, LabelSet, fingerprint
 from cloze.tasks.in_memory import RowsInMemory, TableSource

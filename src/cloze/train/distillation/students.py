@@ -20,7 +20,7 @@ from cloze.model import Backbone, Bert, BertConfig, HeadName, preset
 from cloze.model.surgery import with_heads
 from cloze.options import HeadPooling
 from cloze.progress import Progress
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.in_memory import TableSource
 from cloze.tasks.registry import TaskData, find_published, head_of
 from cloze.tasks.rows import Source, read_rows

@@ -23,7 +23,7 @@ from cloze.errors import ConfigError, RequestError
 from cloze.model.batch import Batch
 from cloze.predict import Model
 from cloze.progress import Progress
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import Examples
 from cloze.tasks.registry import TaskData
 from cloze.tasks.text_edits import SHARE, Editor, cased_like, changes_of, edit_rows, read_synonyms

@@ -31,7 +31,7 @@ from cloze.model.batch import Batch, join_logits
 from cloze.model.heads import SequenceHead
 from cloze.predict import Model
 from cloze.progress import Progress
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import Item, fold_indices, split_fold
 from cloze.tasks.kind import TargetType
 from cloze.tasks.registry import TaskData

@@ -23,7 +23,7 @@ from cloze.model.batch import Batch, collate
 from cloze.model.losses import IMPOSSIBLE, task_logits, task_loss
 from cloze.options import IGNORED
 from cloze.progress import Progress
-from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import Item
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import TaskData

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from cloze.errors import DataError
-from cloze.tasks.choice.examples import Choice, Choices, choice_items, each_unlabelled_choice
+from cloze.tasks.choice.kind import Choice, Choices, choice_items, each_unlabelled_choice
 from cloze.tasks.registry import read_examples, read_task
 from cloze.tasks.rows import Source
 from cloze.text import SPECIAL, Tokenizer

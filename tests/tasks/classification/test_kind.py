@@ -1,7 +1,7 @@
 import pytest
 
 from cloze.errors import DataError
-from cloze.tasks.classification.examples import (
+from cloze.tasks.classification.kind import (
     classification_examples,
     find_labels,
     find_several_labels,

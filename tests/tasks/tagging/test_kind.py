@@ -23,7 +23,7 @@ from cloze.tasks.tagging.entities import (
     score_tags,
     tag_metrics,
 )
-from cloze.tasks.tagging.examples import (
+from cloze.tasks.tagging.kind import (
     BIO_NER,
     CONLL,
     MSRA,
