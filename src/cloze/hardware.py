@@ -218,6 +218,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return cause is not None and is_out_of_memory(cause)
 
 
+# -- the allocator during training -------------------------------------------------------------------------------------
+
+
 # Parameters of mallopt, as in malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _NEVER = 2**31 - 1

@@ -69,6 +69,9 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
+# -- attention heads ---------------------------------------------------------------------------------------------------
+
+
 HERE, HEADS = Machine(), HeadSettings()
 
 

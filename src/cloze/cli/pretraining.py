@@ -220,6 +220,9 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.4f}"
 
 
+# -- cloze pretrain and cloze plan -------------------------------------------------------------------------------------
+
+
 Data = Annotated[Path, Parameter(help="A folder that 'cloze prepare' wrote.")]
 Settings = Annotated[PretrainSettings, Parameter(name="*")]
 Place = Annotated[Machine, Parameter(name="*")]

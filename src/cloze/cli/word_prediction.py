@@ -248,6 +248,9 @@ def _join_columns(parts: Sequence[Path], path: Path) -> None:
         file.writelines(iter_column_texts((sentence["columns"] for sentence in sentences()), order, layout))
 
 
+# -- cloze correct -----------------------------------------------------------------------------------------------------
+
+
 SETTINGS = CorrectionSettings()
 
 

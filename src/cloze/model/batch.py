@@ -176,6 +176,9 @@ def _sums(windows: Sequence[Sequence[TokenSequence]], values: Floats) -> Floats:
     return np.add.reduceat(values, np.cumsum([0, *map(len, windows[:-1])]))
 
 
+# -- packing -----------------------------------------------------------------------------------------------------------
+
+
 # Sequences per group in training. Smaller groups have less padding but need more attention calls.
 TRAINING_GROUP = 8
 

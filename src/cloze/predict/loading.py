@@ -64,6 +64,9 @@ def load(
     return Model(folder, device=device, precision=precision)
 
 
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
 GRAPH = "model.onnx"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 

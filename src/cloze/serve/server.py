@@ -157,6 +157,9 @@ pages.add_api_route(
 _add_files()
 
 
+# -- the app and its server --------------------------------------------------------------------------------------------
+
+
 ROUTERS = (routes.router, routes.compat_router, pages)
 # Seconds for the model threads to end after the last response. Abandoned work ends after the current forward pass.
 DRAIN_SECONDS = 4.0

@@ -20,14 +20,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.tasks.examples import LabelSet
-from cloze.tasks.intervals import Floats, divide
 from cloze.text.characters import is_ideograph
 
 # Class indices, numbers, or tuples with 0 or 1 for each label.
 Numbers = Sequence[Any]
+Floats = NDArray[np.float64]
 
 
 def accuracy(targets: Numbers, predictions: Numbers) -> float:
@@ -133,6 +134,11 @@ def confusion(labels: LabelSet, targets: Sequence[int], predictions: Sequence[in
     return counts
 
 
+def divide(above: Floats, below: Floats) -> Floats:
+    """Divide elementwise; the result is 0 where the divisor is 0."""
+    return np.divide(above, below, out=np.zeros_like(np.asarray(above, np.float64)), where=np.asarray(below) > 0)
+
+
 def _has_one_label(targets: Numbers) -> bool:
     """Return whether rows have a flag for a single label: scikit-learn would treat its absence as a second class."""
     return isinstance(targets[0], Sequence) and len(targets[0]) == 1
@@ -153,6 +159,9 @@ def _correlate(function: Callable[..., tuple[float, float]], targets: Numbers, p
         warnings.simplefilter("ignore")  # SciPy warns about nearly constant values and still returns a number
         coefficient = float(function(targets, predictions)[0])
     return coefficient if math.isfinite(coefficient) else 0.0
+
+
+# -- text correction ---------------------------------------------------------------------------------------------------
 
 
 _RUN = re.compile(r"\w+|\W")

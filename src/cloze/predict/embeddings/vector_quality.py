@@ -134,6 +134,9 @@ def _uniformity(units: NDArray[np.float64]) -> float:
     return float(np.log(np.exp(-2 * pairs).mean()))
 
 
+# -- comparison of embedding methods -----------------------------------------------------------------------------------
+
+
 _WORD = re.compile(r"\w+|[^\w\s]")
 _SIZE, _WINDOW, _PASSES, _RAREST = 100, 5, 10, 2  # settings of word2vec
 # Numbers of dimensions to try for whitening, and texts needed per dimension.

@@ -198,6 +198,9 @@ def _timed(model: Model, texts: Sequence[str]) -> tuple[Floats, float]:
     return vectors, time.perf_counter() - start
 
 
+# -- the choice of cloze serve -----------------------------------------------------------------------------------------
+
+
 logger = logging.getLogger("cloze")
 
 Paragraphs = Callable[[], Sequence[str]]

@@ -178,6 +178,9 @@ def _prefix_hashes(ids: NDArray[np.uint64]) -> Iterator[NDArray[np.uint64]]:
         yield hashes
 
 
+# -- the resolver ------------------------------------------------------------------------------------------------------
+
+
 Item = TypeVar("Item")
 # Cache size: the same few words recur.
 _REMEMBERED = 50_000
