@@ -20,7 +20,6 @@ ALLOWED = {
     ("cli/word_prediction.py", "tag"): "a column of the output",
     ("tasks/choice/kind.py", "answer"): "a column of ARC",
     ("tasks/clue.py", "answer"): "a key of C3",
-    ("tasks/metrics.py", "correction"): "a level of SIGHAN's metrics",
     ("tasks/retrieval/examples.py", "answer"): "a usual name of the column with passages",
     **{
         (f"{module}.py", "correction"): "a way to mask"

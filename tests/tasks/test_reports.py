@@ -20,9 +20,9 @@ from cloze.tasks.choice.decoding import evaluate_choices
 from cloze.tasks.choice.kind import Choice, Choices
 from cloze.tasks.classification.decoding import evaluate_label_sets, evaluate_labels, evaluate_numbers
 from cloze.tasks.classification.kind import LabelledTexts
+from cloze.tasks.correction.metrics import CorrectedRows, score_corrections
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.intervals import MetricRows, bootstrap_intervals
-from cloze.tasks.metrics import CorrectedRows, score_corrections
 from cloze.tasks.reports import (
     headline,
     html_report,

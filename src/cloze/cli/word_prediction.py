@@ -51,7 +51,7 @@ class Sequences:
     @property
     def kept(self) -> Sequence[Mapping[str, object]]:
         """Return the columns to write next to each prediction: those of a table, or else the text."""
-        from cloze.tasks.tagging.examples import join_words
+        from cloze.tasks.tagging.kind import join_words
 
         return self.fields or [{"text": text if isinstance(text, str) else join_words(text)[0]} for text in self.texts]
 
@@ -82,7 +82,7 @@ class Tag(Prediction[Sequences, "Tagged"]):
 
     def can_read_in_parts(self, path: Path) -> bool:
         """Return False for a piped table: its first row determines its format, but a pipe cannot be read twice."""
-        from cloze.tasks.tagging.examples import is_word_table
+        from cloze.tasks.tagging.kind import is_word_table
 
         return not (path.is_fifo() and is_word_table(path))
 
@@ -92,7 +92,7 @@ class Tag(Prediction[Sequences, "Tagged"]):
             from cloze.tasks.tagging.columns import read_columns
 
             return Sequences.from_columns(read_columns(path, tagged=False, word=self._word_column(path)))
-        from cloze.tasks.tagging.examples import is_word_table, read_word_list_column
+        from cloze.tasks.tagging.kind import is_word_table, read_word_list_column
 
         word_lists = read_word_list_column(path, self.text) if is_word_table(path) else None
         if word_lists is not None:
@@ -102,7 +102,7 @@ class Tag(Prediction[Sequences, "Tagged"]):
     def read_parts(self, model: "Model", path: Path, rows: int) -> Iterator[Sequences]:
         """Read a file, ``rows`` rows at a time; a document stays whole if the model uses it as context."""
         from cloze.tasks.tagging.columns import read_column_parts
-        from cloze.tasks.tagging.examples import has_word_lists, is_word_table, iter_word_lists
+        from cloze.tasks.tagging.kind import has_word_lists, is_word_table, iter_word_lists
 
         if COLUMN_FILES & set(path.suffixes):
             whole, word = _uses_context(model), self._word_column(path)
@@ -122,7 +122,7 @@ class Tag(Prediction[Sequences, "Tagged"]):
     def predict(self, model: "Model", part: Sequences) -> "list[Tagged]":
         """Tag the words, with neighbouring sentences as context if the model was trained that way."""
         from cloze.tasks.tagging.decoding import tag_texts
-        from cloze.tasks.tagging.examples import group_neighbours
+        from cloze.tasks.tagging.kind import group_neighbours
 
         together = part.columns is not None and _uses_context(model)
         return tag_texts(model, part.texts, group_neighbours(part.order) if together else None)

@@ -27,7 +27,7 @@ from cloze.predict.model import Model
 from cloze.predict.results import Corrected, Correction
 from cloze.tasks.correction.examples import read_confusions
 from cloze.tasks.correction.kind import CorrectionSettings
-from cloze.tasks.metrics import Changes
+from cloze.tasks.correction.metrics import Changes
 from cloze.tasks.text_edits import Similar, cased_like
 from cloze.text import Encoding, Tokenizer
 from cloze.text.characters import is_ideograph

@@ -21,10 +21,10 @@ from cloze.tasks.classification.decoding import predicted_classes
 from cloze.tasks.classification.published import PublishedTask, find_glue_task, find_split, read_unlabelled_split
 from cloze.tasks.correction.examples import correction_columns, read_corrections
 from cloze.tasks.correction.kind import CORRECTION_NAME
+from cloze.tasks.correction.metrics import CorrectedRows, score_corrections
 from cloze.tasks.examples import Examples, LabelSet
 from cloze.tasks.in_memory import as_table_source, is_paired
 from cloze.tasks.kind import TaskKind
-from cloze.tasks.metrics import CorrectedRows, score_corrections
 from cloze.tasks.registry import find_task, read_examples
 from cloze.tasks.reports import Evaluation
 from cloze.tasks.rows import OnBadRow, RowSettings, Source

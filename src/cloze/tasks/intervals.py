@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.errors import DataError
-from cloze.tasks.metrics import Numbers, divide
+from cloze.tasks.metrics import Numbers
 
 Floats = NDArray[np.float64]
 LabelledSpan = tuple[str, int, int]  # label, first and last word
@@ -237,6 +237,11 @@ def _sparse(values: Floats, rows: NDArray[np.int64], columns: Any, shape: tuple[
     from scipy.sparse import csr_array
 
     return csr_array((values, (rows, np.asarray(columns, np.int64))), shape=shape)
+
+
+def divide(above: Floats, below: Floats) -> Floats:
+    """Divide elementwise; the result is 0 where the divisor is 0."""
+    return np.divide(above, below, out=np.zeros_like(np.asarray(above, np.float64)), where=np.asarray(below) > 0)
 
 
 # -- rows of each kind of metric ---------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ class TaggedRows:
 
     def scores(self, counts: "Floats") -> "dict[str, Floats]":
         """Return the scores of each resample."""
-        from cloze.tasks.metrics import divide
+        from cloze.tasks.intervals import divide
 
         right = [sum(map(eq, *rows)) for rows in zip(self.expected, self.predicted, strict=True)]
         accuracy = divide(counts @ right, counts @ [len(tags) for tags in self.expected])

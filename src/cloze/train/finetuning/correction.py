@@ -25,8 +25,8 @@ from cloze.predict.corrector import proposed_changes
 from cloze.progress import Progress, Silent
 from cloze.tasks.correction.examples import Corrections, correction_columns, read_corrections
 from cloze.tasks.correction.kind import CORRECTION, CorrectionSettings
+from cloze.tasks.correction.metrics import CorrectedRows, applied, choose_threshold, score_corrections
 from cloze.tasks.examples import Item, fingerprint, split_dev
-from cloze.tasks.metrics import CorrectedRows, applied, choose_threshold, score_corrections
 from cloze.tasks.reports import card_scores
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer

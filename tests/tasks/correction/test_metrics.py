@@ -9,7 +9,7 @@ from sklearn.metrics import precision_recall_fscore_support
 from cloze.errors import DataError
 from cloze.tasks.correction.examples import Corrections, read_corrections
 from cloze.tasks.correction.kind import CorrectionSettings
-from cloze.tasks.metrics import applied, choose_threshold, find_edits, score_corrections
+from cloze.tasks.correction.metrics import applied, choose_threshold, find_edits, score_corrections
 
 # One of two correct sentences is changed; both misspelled ones are detected, and one is corrected.
 SOURCES = ["他们那么好玩", "生活作息很不建康康", "在这里有很多人", "我仿别很高兴"]
