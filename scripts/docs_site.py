@@ -23,7 +23,7 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 # The API page of each public name, by the module that defines it; the first match wins.
 API_PAGES = {
     "predict": ("cloze.predict", "cloze.inspect"),
-    "training": ("cloze.train", "cloze.tasks"),
+    "training": ("cloze.train", "cloze.tasks", "cloze.comparison"),
     "text and corpus": ("cloze.corpus",),
     "checkpoints and errors": ("cloze.checkpoint", "cloze.errors"),
 }

@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inspect": {"text", "model", "predict"},
     "serve": {"predict", "inspect", "tasks"},
     "demo": {"text", "corpus", "model", "checkpoint", "tasks", "predict", "train", "inspect"},
+    "comparison": {"text", "corpus", "model", "checkpoint", "tasks", "predict", "train", "inspect", "demo"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 # Libraries that only the tests use for comparison, and the tests themselves.

@@ -14,6 +14,7 @@ __version__ = "0.2.0"
 __all__ = [
     "AdaptSettings",
     "ClozeError",
+    "CompareSettings",
     "DistillSettings",
     "FinetuneRun",
     "FinetuneSettings",
@@ -25,6 +26,7 @@ __all__ = [
     "TextDistillSettings",
     "VocabularySettings",
     "adapt",
+    "compare",
     "convert",
     "distill",
     "evaluate",
@@ -54,6 +56,7 @@ _HOMES = {
     "adapt": "cloze.train.finetuning.python_api",
     "distill": "cloze.train.finetuning.python_api",
     "FinetuneRun": "cloze.train.finetuning.python_api",
+    "compare": "cloze.comparison.compare",
     "convert": "cloze.checkpoint.convert",
     "extend": "cloze.checkpoint.convert",
     "VocabularySettings": "cloze.corpus.settings",
@@ -62,6 +65,7 @@ _HOMES = {
     "FinetuneSettings": "cloze.train.finetuning.settings",
     "SearchSettings": "cloze.train.finetuning.settings",
     "AdaptSettings": "cloze.train.finetuning.settings",
+    "CompareSettings": "cloze.comparison.settings",
     "DistillSettings": "cloze.train.distillation.settings",
     "TextDistillSettings": "cloze.train.distillation.settings",
     "Source": "cloze.tasks.rows",
@@ -75,6 +79,8 @@ _HOMES = {
 if TYPE_CHECKING:
     from cloze.checkpoint.convert import convert as convert
     from cloze.checkpoint.convert import extend as extend
+    from cloze.comparison.compare import compare as compare
+    from cloze.comparison.settings import CompareSettings as CompareSettings
     from cloze.corpus.learn_vocabulary import train_vocabulary as train_vocabulary
     from cloze.corpus.preparation.prepare import prepare as prepare
     from cloze.corpus.settings import PrepareSettings as PrepareSettings

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # runs, so that help is fast.
 COMMANDS = {
     "demo": ("cloze.cli.experiments", "Run all steps on bundled text in minutes, and write a report page."),
+    "compare": ("cloze.cli.experiments", "Compare BERT with its relatives, or variants of it, at equal budget."),
     "vocab": ("cloze.cli.vocabulary", "Learn a WordPiece vocabulary from text files."),
     "tokens": ("cloze.cli.vocabulary", "Show the pieces, ids and offsets of texts, and how each word was tokenized."),
     "coverage": ("cloze.cli.vocabulary", "Measure how well a vocabulary covers a text, and list words worth adding."),
@@ -89,7 +90,7 @@ ALIASES = {
 }
 
 # Commands that train or evaluate, which load more libraries than others.
-_TRAINING = frozenset({"demo", "plan", "pretrain", "finetune", "distill", "adapt", "evaluate"})
+_TRAINING = frozenset({"demo", "compare", "plan", "pretrain", "finetune", "distill", "adapt", "evaluate"})
 # Flags that reduce the memory a command needs.
 _SAVING_FLAGS = ("batch-size", "accumulate", "checkpointing", "max-length", "preset")
 

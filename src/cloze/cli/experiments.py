@@ -1,4 +1,4 @@
-"""Experiments with models: ``cloze demo``, ``cloze heads`` and ``cloze inspect``."""
+"""Experiments with models: ``cloze demo``, ``cloze compare``, ``cloze heads`` and ``cloze inspect``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_table
 from cloze.cli.outputs import check_file, check_folder
+from cloze.comparison.settings import CompareSettings
 from cloze.errors import ConfigError
 from cloze.inspect.settings import HeadSettings
 from cloze.models import SHIPPED_MODEL
@@ -63,6 +64,49 @@ def demo(*, out: Path = Path("runs/demo"), json: bool = False) -> None:
         f"{_mean(second.shipped):.1%}, the model trained here {_mean(second.own):.1%}"
     )
     print(f"model: {out / 'pretraining' / 'model'}\npage:  {page}")
+
+
+def compare(
+    texts: Annotated[list[Path], Parameter(help="Text files.")],
+    /,
+    *,
+    out: Path,
+    fresh: bool = False,
+    settings: Annotated[CompareSettings, Parameter(name="*")] = CompareSettings(),  # noqa: B008 (frozen)
+    machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
+    json: bool = False,
+) -> None:
+    """Compare architectures, or variants of BERT, with one text, vocabulary and budget.
+
+    It pre-trains one row after the other and evaluates all on blanks, grammatical minimal pairs and
+    tasks. Re-running the same command resumes it. A page shows the results with their intervals, and
+    what they support and what they do not.
+
+    Args:
+        out: The folder of the comparison.
+        fresh: Start over, discarding the contents of the folder.
+        json: Print JSON.
+    """
+    check_folder(out)
+    from cloze.comparison.compare import compare as run
+    from cloze.comparison.report import COST_HEADER, PAGE, cost_rows, score_rows
+    from cloze.comparison.results import RESULTS, SECONDS
+    from cloze.files import read_json
+
+    with Reporter() as reporter:
+        run(texts, out, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
+    facts, seconds, page = read_json(out / RESULTS), read_json(out / SECONDS), out / PAGE
+    if json:
+        print_json({"page": str(page), **facts, "seconds": seconds})
+        return
+    header, *rows = score_rows(facts)
+    print_table(header, rows)
+    print_table(COST_HEADER, cost_rows(facts, seconds))
+    for title, lines in facts["conclusions"].items():
+        print(f"{title}:{'' if lines else ' nothing'}")
+        for line in lines:
+            print(f"- {line}")
+    print(f"page: {page}")
 
 
 def _mean(values: list[float]) -> float:

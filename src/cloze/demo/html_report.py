@@ -117,11 +117,12 @@ def render(results: DemoResults, out: Path) -> str:
     return page.replace("{{style}}", style).replace("{{version}}", __version__).replace("{{body}}", "\n".join(sections))
 
 
-def _section(title: str, *parts: str) -> str:
+def html_section(title: str, *parts: str) -> str:
+    """Return a section of a page; the parts are HTML already."""
     return f"<section><h2>{title}</h2>{''.join(parts)}</section>"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], style: str = "") -> str:
+def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], style: str = "") -> str:
     """Return an HTML table; the cells are HTML already."""
     head = "".join(f"<th>{cell}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
@@ -159,7 +160,7 @@ def _pretraining(results: DemoResults) -> str:
             f"{figures['held_out_nsp_accuracy']:.0%} of cases; a constant answer is right in "
             f"{figures['held_out_nsp_constant']:.0%}.</p>"
         )
-    return _section("Pre-training", line_chart(lines, "step", "loss"), text)
+    return html_section("Pre-training", line_chart(lines, "step", "loss"), text)
 
 
 def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
@@ -178,7 +179,7 @@ def _blanks(blanks: Iterable[Blank]) -> str:
         "<p>The underlined word was masked. The middle column has the model's five most likely words, the right column "
         "those of the same model before any training.</p>"
     )
-    return _section("Filled blanks", text, _table(("sentence", "pre-trained", "untrained"), rows))
+    return html_section("Filled blanks", text, html_table(("sentence", "pre-trained", "untrained"), rows))
 
 
 def _word(token: str, probability: float, right: bool) -> str:
@@ -195,12 +196,12 @@ def _comparison(results: DemoResults) -> str:
         for name, pretrained, scratch in rows
     ]
     holds = "is above zero" if margin.low > 0 else "includes zero, so three seeds do not settle the question"
-    return _section(
+    return html_section(
         "Are these words in order?",
         "<p>There are 3,000 labelled sentences for training and 1,500 test sentences from <em>other books</em>; the "
         "model was not pre-trained on any of them. In half of the sentences, six consecutive words are shuffled. "
         "Model, rows and settings are the same in both columns; only the initial weights differ.</p>",
-        _table(("", "pre-trained", "from scratch", "points"), cells, "numbers"),
+        html_table(("", "pre-trained", "from scratch", "points"), cells, "numbers"),
         f"<p>Pre-training gains {100 * margin.mean:+.1f} points; the 95 % interval over seeds, {_interval(margin)}, "
         f"{holds}. Guessing gets {1 / len(results.labels):.0%}, and so does a bag of words ({results.baseline:.1%}, "
         "TF-IDF + logistic regression), because shuffling does not change which words occur.</p>",
@@ -215,12 +216,12 @@ def _confusion(results: DemoResults) -> str:
         for name, counts in zip(names, results.confusion, strict=True)
     ]
     text = "<p>Rows are the true labels, columns the model's predictions (pre-trained, seed 0).</p>"
-    return _section("Confusion matrix", text, _table(("", *names), rows, "confusion"))
+    return html_section("Confusion matrix", text, html_table(("", *names), rows, "confusion"))
 
 
 def _examples(results: DemoResults) -> str:
     text = "<p>The first test sentences, not selected by outcome.</p>"
-    return _section("Examples", text, *(_example(row) for row in results.examples))
+    return html_section("Examples", text, *(_example(row) for row in results.examples))
 
 
 def _example(row: Mapping[str, str]) -> str:
@@ -243,14 +244,14 @@ def _second(results: DemoResults) -> str:
         text = " ".join(_word(token, probability, token == blank.word) for token, probability in words)
         rows.append((f"{before}<u>{escape(blank.word)}</u>{after}", text))
     name = escape(second.name)
-    return _section(
+    return html_section(
         "Second chapter: a model with hours of training",
         f"<p><code>{name}</code> comes with the package ({escape(second.description)}). It was trained with the same "
         "commands on 130 megabytes of books. Both models were fine-tuned on the same rows and tested on 600 sentences "
         f"of four books that neither was trained on: it gets <b>{_mean(second.shipped):.1%}</b> right "
         f"({_each(second.shipped)}), the model of this demo {_mean(second.own):.1%} ({_each(second.own)}). Its words "
         "for the same blanks:</p>",
-        _table(("sentence", name), rows),
+        html_table(("sentence", name), rows),
     )
 
 
@@ -274,13 +275,13 @@ def _next_steps(out: Path) -> str:
         f"<p>The model is in <code>{escape(str(model / 'model'))}</code>: a folder that <code>transformers</code> and "
         "<code>sentence-transformers</code> load as well.</p>"
     )
-    return _section("What to try next", text, _table(("to", "run"), rows, "facts"))
+    return html_section("What to try next", text, html_table(("to", "run"), rows, "facts"))
 
 
 def _facts(results: DemoResults) -> str:
     times = {f"time for {stage}": f"{seconds:.0f} s" for stage, seconds in results.seconds.items()}
     rows = [(escape(key), escape(value)) for key, value in (results.facts | times).items()]
-    return _section("In numbers", _table(("", ""), rows, "facts"))
+    return html_section("In numbers", html_table(("", ""), rows, "facts"))
 
 
 def _interval(margin: Margin) -> str:
