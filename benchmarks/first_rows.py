@@ -1,16 +1,21 @@
 """Shortened copies of tasks, for benchmarks that would take too long on all rows."""
 
 import lzma
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
 
-def first_rows(task: Path, folder: Path, train: int = 10_000, dev: int | None = None) -> Path:
+def first_rows(
+    task: Path, folder: Path, train: int = 10_000, dev: int | None = None, parts: Sequence[str] = ("train", "dev")
+) -> Path:
     """Copy a GLUE task with only the first training and dev rows; None copies all of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, count in (("train.tsv", train), ("dev.tsv", dev)):
+    for part, count in (("train", train), ("dev", dev)):
+        if part not in parts:
+            continue
+        name = f"{part}.tsv"
         with _open(task / name) as file:
             (folder / name).write_text("".join(islice(file, None if count is None else count + 1)), encoding="utf-8")
     return folder

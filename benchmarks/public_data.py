@@ -178,6 +178,7 @@ def _write_glue(folder: Path, draw: random.Random) -> None:
         named = ("not_entailment", "entailment")
         rte = [_tabbed(row, *own, named[share > 0.5]) for row, (*own, share) in enumerate(pairs)]
         _write(folder / f"RTE/{split}.tsv", [_tabbed("index", "sentence1", "sentence2", "label"), *rte])
+        _write(folder / f"QNLI/{split}.tsv", [_tabbed("index", "question", "sentence", "label"), *rte])
         scores = [
             _tabbed(row, "demo", "demo", 2020, row, "none", "none", *own, f"{5 * share:.3f}")
             for row, (*own, share) in enumerate(pairs)
