@@ -6,6 +6,7 @@ intervention by the system's out-of-memory killer.
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -15,7 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
+import torch
 from tests.model.made import model_folder, saved
+from transformers import BertConfig, BertModel
 
 from cloze.progress import Progress
 from torture.campaign import Outcome
@@ -98,13 +101,23 @@ def prepare_commands(folder: Path) -> dict[str, list[str]]:
 
 
 def make_huge(folder: Path, model: Path) -> str:
-    """Create a folder whose weights claim 3 GB in a sparse file, and return its name."""
+    """Create a folder with a model of 3 GB, whose weights are zeros in a sparse file, and return its name."""
     shutil.copytree(model, folder, ignore=shutil.ignore_patterns("model.safetensors"))
-    size = 3 * 2**30
-    header = json.dumps({"w": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
+    known = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 59, "num_attention_heads": 16, "intermediate_size": 4096}
+    config = BertConfig(**{name: known[name] for name in ("vocab_size", "max_position_embeddings")}, **sizes)
+    with torch.device("meta"):
+        shapes = {name: list(tensor.shape) for name, tensor in BertModel(config).state_dict().items()}
+    (folder / "config.json").write_text(json.dumps(config.to_dict()), encoding="utf-8")
+    header: dict[str, object] = {}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + size)
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        file.truncate(8 + len(encoded) + end)
     return str(folder)
 
 

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cloze.checkpoint import TaskLabels, load_folder, weights
-from cloze.checkpoint.weights import read_safetensors_with_metadata
-from cloze.errors import CheckpointError, ClozeError
+from cloze.checkpoint.weights import read_safetensors_with_metadata, read_weights
+from cloze.errors import CheckpointError, ClozeError, ConfigError
+from cloze.hardware import AvailableMemory
 from cloze.text import write_vocabulary
 from tests.model.made import SMALL, model_folder, saved, vocabulary
 
@@ -471,3 +472,13 @@ def test_damage_raises_nothing_else(name: str, folder: Path) -> None:
         except ClozeError:
             outcomes.add("refused")
     assert "refused" in outcomes
+
+
+def test_weights_that_do_not_fit_into_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloze.hardware.available_memory", lambda: AvailableMemory(1000, "ulimit -v 1"))
+    with pytest.raises(
+        ConfigError,
+        match=r"model\.safetensors: reading the weights needs about \d+ MB of memory, but 0 MB is available "
+        r"\(ulimit -v 1\); use a smaller model",
+    ):
+        read_weights(folder)

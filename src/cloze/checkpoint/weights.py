@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cloze.errors import CheckpointError
 from cloze.files import flush, plain_name, read_json
-from cloze.hardware import is_out_of_memory
+from cloze.hardware import is_out_of_memory, require_memory
 
 SAFETENSORS = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
@@ -97,6 +97,7 @@ def read_safetensors_with_metadata(path: Path) -> tuple[dict[str, Tensor], dict[
     try:
         with path.open("rb") as file:
             entries, metadata = _read_header(file, path)
+            require_memory(os.fstat(file.fileno()).st_size, f"{path}: reading the weights", "use a smaller model")
             tensors = {name: _read_tensor(file, name, entry) for name, entry in entries}
             return dict(sorted(tensors.items())), metadata
     except OSError as error:
