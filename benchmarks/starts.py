@@ -79,7 +79,8 @@ def question_pairs(squad: Path) -> Iterator[tuple[str, str, str]]:
     text = lzma.decompress(packed.read_bytes()).decode() if packed.is_file() else squad.read_text(encoding="utf-8")
     for article in json.loads(text)["data"]:
         for paragraph in article["paragraphs"]:
-            context, starts, sentences = paragraph["context"], [], list(split_sentences(paragraph["context"]))
+            context, sentences = paragraph["context"], list(split_sentences(paragraph["context"]))
+            starts: list[int] = []
             for sentence in sentences:
                 starts.append(context.index(sentence.strip(), starts[-1] if starts else 0))
             for question in paragraph["qas"]:
@@ -113,7 +114,8 @@ def scored_pairs(data: Path, out: Path) -> Source:
         pairs = zip(rows.texts, rows.pairs, rows.targets, strict=True)  # type: ignore[attr-defined]
         lines = [json.dumps({"text": one, "pair": other, "label": score}) for one, other, score in pairs]
         paths[-1].write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return Source("similarity", *paths, pair="pair")
+    train, dev = paths
+    return Source("similarity", train, dev, pair="pair")
 
 
 def find_rows(task: str, data: Path, out: Path, rows: int) -> Source:
