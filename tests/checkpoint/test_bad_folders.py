@@ -101,7 +101,6 @@ def test_no_weights(folder: Path) -> None:
         ({"model_type": ["bert"]}, ": model_type is ['bert']; only"),
         ({"cloze_sentence_task": "order"}, ": cloze_sentence_task is 'order'; expected 'nsp' or 'sop'"),
         ({"cloze_sentence_task": ["sop"]}, ": cloze_sentence_task is \"['sop']\"; expected 'nsp' or"),
-        ({"is_decoder": True}, ": is_decoder is True; cloze supports encoders with is_decoder False"),
         ({"add_cross_attention": True}, ": add_cross_attention is True"),
         ({"hidden_size": ..., "vocab_size": ...}, ": lacks vocab_size, hidden_size; is this a BERT folder?"),
         ({"hidden_size": 10**12}, ": hidden_size is 1000000000000; expected a whole number from 1 to"),
