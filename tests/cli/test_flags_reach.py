@@ -86,7 +86,8 @@ CASES: dict[tuple[str, str], Case] = {
     ("embed", "--word"): Case(("--word", "text")),
     # Whitening and the report are not predictions: they are rejected on their own or with an output for vectors.
     ("embed", "--whiten"): Case(("--whiten", "rows.jsonl", "--report"), ("--report",), paths=("arguments", "input")),
-    ("embed", "--dimensions"): Case(("--dimensions", 3), paths=()),
+    ("embed", "--dimensions"): Case(("--dimensions", 3)),
+    ("embed", "--prompt"): Case(("--prompt", "query")),
     ("embed", "--out"): Case(("--out", "folder"), paths=()),
     ("embed", "--report"): Case(("--report",), paths=("arguments", "input")),
     ("embed", "--label"): Case(
@@ -161,8 +162,8 @@ class SpyModel:
         self.record("choose_all", *given)
         return [[Option(0, "a", 0.75), Option(1, "b", 0.25)] for _ in given[0]]
 
-    def embed(self, *given: Any) -> object:
-        self.record("embed", *given)
+    def embed(self, *given: Any, **named: object) -> object:
+        self.record("embed", *given, **named)
         return np.ones((len(given[0]), 4), np.float32)
 
     def word(self, *given: object, **named: object) -> object:

@@ -339,9 +339,8 @@ def weights_fingerprint(place: Path) -> str:
     found = find_model(place)
     assert found is not None, "the caller has found the model"
     digests = [f"{path.name} {file_digest(path)}" for path in [*_weight_files(*found), *_head_files(*found)]]
-    if len(digests) == 1:
-        return digests[0].partition(" ")[2]
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    joined = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    return digests[0].partition(" ")[2] if len(digests) == 1 else joined
 
 
 def model_files(place: Path) -> dict[str, str]:
@@ -384,7 +383,8 @@ def fingerprint(folder: ModelFolder) -> str:
     """Return the SHA-256 of everything that affects predictions: weights, adapter, vocabulary, labels, and pooling."""
     digest = hashlib.sha256()
     embedding = folder.embedding
-    for part in (folder.model.config, folder.tokenizer.settings, folder.task, embedding.pooling, embedding.normalize):
+    parts = [folder.model.config, folder.tokenizer.settings, folder.task, embedding.pooling, embedding.normalize]
+    for part in parts + ([sorted(embedding.prompts.items())] if embedding.prompts else []):
         digest.update(f"{part!r}\n".encode())
     for name, tensor in sorted(folder.model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())

@@ -1,11 +1,12 @@
 """Read and write the pooling configuration of ``sentence-transformers``: ``modules.json`` and its module folders.
 
 Supported modules are Pooling, Normalize, and Dense, a linear map of pooled vectors (for example, whitening).
+``config_sentence_transformers.json`` has the instruction prefixes of search models (prompts) and their dimensions.
 
 Dimensions: N vectors, D input features, K output features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cloze.checkpoint.weights import check_finite, read_weights, write_safetensors
-from cloze.errors import CheckpointError
+from cloze.errors import CheckpointError, RequestError, did_you_mean
 from cloze.files import read_json, read_json_value, write_json
 
 Activation = Literal["identity", "tanh"]
@@ -25,6 +26,12 @@ _CLASSES: dict[Activation, str] = {
 # Input and output of a supported Dense: the vector of the text.
 _VECTOR = "sentence_embedding"
 _MOST_MODULES = 16
+# The file with the prompts, and the key under which cloze stores the dimensions that a model was trained to be cut to.
+SETTINGS_FILE = "config_sentence_transformers.json"
+_DIMENSIONS = "matryoshka_dims"
+# The names of the prompts for queries and documents; models of earlier versions use other names for the second one.
+QUERY, DOCUMENT = "query", "document"
+_ALIASES = {DOCUMENT: ("passage", "corpus")}
 
 
 @dataclass(frozen=True, eq=False)  # == of tensors is elementwise
@@ -114,6 +121,21 @@ class EmbeddingSettings:
     # Applied between pooling and normalisation: whitening, or learned Dense layers.
     projections: tuple[Projection, ...] = ()
     configured: bool = field(default=False, compare=False)  # whether the settings come from the folder, not defaults
+    prompts: Mapping[str, str] = field(default_factory=dict)  # instruction prefixes by name, such as "query"
+    dimensions: tuple[int, ...] = ()  # sizes to which vectors may be cut (Matryoshka training), largest first
+
+    def prompt(self, name: str) -> str:
+        """Return the prefix of texts of a kind, ``query`` or ``document``; an empty text if the model needs none.
+
+        Raises:
+            RequestError: If the name is neither one of these nor in the folder.
+        """
+        for known in (name, *_ALIASES.get(name, ())):
+            if known in self.prompts:
+                return self.prompts[known]
+        if name not in (QUERY, DOCUMENT):
+            raise RequestError(f"unknown prompt {name!r}{did_you_mean(name, [QUERY, DOCUMENT, *self.prompts])}")
+        return ""
 
     def after_training(self, *, reads_mean: bool) -> "EmbeddingSettings":
         """Return the settings for a model that was fine-tuned from this one.
@@ -128,6 +150,20 @@ class EmbeddingSettings:
 
 def read_embedding(folder: Path) -> EmbeddingSettings:
     """Read the pooling settings of a folder; the default is the mean without normalisation."""
+    settings, path = _read_modules(folder), folder / SETTINGS_FILE
+    values = read_json(path) if path.is_file() else {}
+    prompts, dimensions = values.get("prompts") or {}, values.get(_DIMENSIONS) or []
+    # sentence-transformers writes null for a prompt that was not set.
+    if not isinstance(prompts, dict) or not all(isinstance(one, str | None) for one in prompts.values()):
+        raise CheckpointError(f"{path}: prompts is {str(prompts)[:50]!r}; expected texts by name, such as query")
+    if not isinstance(dimensions, list) or not all(type(size) is int and size > 0 for size in dimensions):
+        raise CheckpointError(f"{path}: {_DIMENSIONS} is {str(dimensions)[:50]!r}; expected a list of sizes")
+    return replace(
+        settings, prompts={name: text for name, text in prompts.items() if text}, dimensions=tuple(dimensions)
+    )
+
+
+def _read_modules(folder: Path) -> EmbeddingSettings:
     path = folder / "modules.json"
     if not path.is_file():
         return EmbeddingSettings()
@@ -205,6 +241,10 @@ def write_embedding(folder: Path, settings: EmbeddingSettings, hidden_size: int,
     # Git and archives may drop empty folders, so Normalize gets a file too.
     if settings.normalize:
         write_json(folder / paths[-1] / "config.json", {})
+    if settings.prompts or settings.dimensions:
+        values = {"prompts": dict(settings.prompts), "default_prompt_name": None, "similarity_fn_name": "cosine"}
+        dimensions = {_DIMENSIONS: list(settings.dimensions)} if settings.dimensions else {}
+        write_json(folder / SETTINGS_FILE, values | dimensions)
 
 
 def _write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:

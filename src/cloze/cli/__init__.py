@@ -61,6 +61,7 @@ COMMANDS = {
     "correct": ("cloze.cli.word_prediction", "Find and correct mistakes in texts."),
     "follows": ("cloze.cli.prediction", "Predict how likely one text follows another."),
     "embed": ("cloze.cli.embedding", "Embed texts as vectors."),
+    "rerank": ("cloze.cli.embedding", "Sort documents by their relevance to a query."),
     "classify": ("cloze.cli.prediction", "Classify texts, or predict a number, with a fine-tuned model."),
     "tag": ("cloze.cli.word_prediction", "Tag the words of texts, and find entities."),
     "answer": ("cloze.cli.prediction", "Find the answers to questions in texts."),

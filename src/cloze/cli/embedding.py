@@ -1,4 +1,4 @@
-"""``cloze embed``: vectors of texts or words, whitening, and a report that compares embedding methods."""
+"""``cloze embed``: vectors of texts or words, whitening, and a report that compares methods; and ``cloze rerank``."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from cloze.cli.console import print_json, print_table, shorten
 from cloze.cli.inputs import TEXT_COLUMN, Inputs, Survey, Texts, gather_texts, read_arguments, with_pair
-from cloze.cli.jobs import PredictionOptions, Row, TextPrediction, run_prediction
+from cloze.cli.jobs import OPTIONS, Options, PredictionOptions, Row, TextPrediction, run_prediction
 from cloze.cli.outputs import VECTOR_FILES, check_file, check_folder, write_vectors
 from cloze.errors import ConfigError
 from cloze.options import LongTexts
@@ -37,7 +37,8 @@ class Analysis:
     """A file with one text per line to fit whitening on; the whitened model is written to
     --out, or used by --report."""
     dimensions: int | None = None
-    """With --whiten: number of dimensions to keep; by default, all."""
+    """Number of values to keep per vector, for models trained for it; with --whiten: of the whitened vectors. By
+    default, all."""
     out: Path | None = None
     """The folder for the whitened model."""
     report: bool = False
@@ -52,8 +53,6 @@ class Analysis:
             )
         if self.whiten is not None and self.out is None and not self.report:
             raise ConfigError("--whiten needs --out FOLDER for the whitened model, or --report to try it")
-        if self.dimensions is not None and self.whiten is None:
-            raise ConfigError("--dimensions only applies to whitening; add --whiten FILE")
         if self.report and self.out is not None:
             raise ConfigError("--out writes the whitened model, --report tries it; use one of the two")
         if self.report and self.dimensions is not None:
@@ -73,6 +72,8 @@ class Embed(TextPrediction["NDArray[np.float32]"]):
     layer: str = "-1"
     long_texts: LongTexts = "cut"
     word: str | None = None
+    prompt: str | None = None
+    dimensions: int | None = None
 
     @property
     def layers(self) -> int | tuple[int, ...]:
@@ -82,7 +83,8 @@ class Embed(TextPrediction["NDArray[np.float32]"]):
     def predict(self, model: "Model", part: Inputs) -> "NDArray[np.float32]":  # type: ignore[override]
         """Return the vectors, (N, H)."""
         if self.word is None:
-            return model.embed(part.texts, part.pairs, self.pooling, self.layers, self.long_texts)
+            options = {"prompt": self.prompt, "dimensions": self.dimensions}
+            return model.embed(part.texts, part.pairs, self.pooling, self.layers, self.long_texts, **options)
         import numpy as np
 
         return np.stack([model.word(self.word, text, layer=self.layers) for text in part.texts])
@@ -132,6 +134,7 @@ def embed(
     layer: Annotated[str, Parameter(allow_leading_hyphen=True)] = Embed.layer,
     long_texts: LongTexts = Embed.long_texts,
     word: str | None = Embed.word,
+    prompt: str | None = Embed.prompt,
     analysis: Annotated[Analysis, Parameter(name="*")] = ANALYSIS,
     options: Annotated[EmbedOptions, Parameter(name="*")] = EmbedOptions(),
 ) -> None:
@@ -145,9 +148,11 @@ def embed(
         layer: The layer to pool: 0 for the embeddings, -1 for the last; several, separated by commas, are averaged.
         long_texts: Truncate long texts (cut), keep both ends (head-tail), or average over windows (windows).
         word: Embed this word in the context of each text, instead of the whole text.
+        prompt: query or document: put the model's prefix for such texts before each text, if it has one.
     """
     read_layers(layer)
-    command = Embed(text, pair, pooling, layer, long_texts, word)
+    dimensions = analysis.dimensions if analysis.whiten is None else None
+    command = Embed(text, pair, pooling, layer, long_texts, word, prompt, dimensions)
     _check_flags(command, analysis, texts, options)
     if analysis.out is not None:
         check_folder(analysis.out)
@@ -242,3 +247,61 @@ def _read_report_texts(
 
     pairs = read_scored_pairs(path, RowSettings(command.text, command.pair, analysis.label))
     return pairs.firsts, pairs.seconds, pairs.scores
+
+
+@dataclass(frozen=True)
+class Rerank(TextPrediction["np.float32"]):
+    """The relevance of each document of a file to the query in its row."""
+
+    def predict(self, model: "Model", part: Inputs) -> "Sequence[np.float32]":
+        """Score each pair."""
+        return model.rerank_scores(part.texts, part.pairs or [])
+
+    def to_row(self, result: "np.float32") -> Row:
+        """Return the score."""
+        return {"score": float(result)}
+
+    def print_table(self, model: "Model", part: Inputs, results: "Sequence[np.float32]") -> None:  # noqa: ARG002
+        """Print the score of each pair."""
+        pairs = zip(part.texts, part.pairs or [], results, strict=True)
+        rows = [(f"{score:.4f}", shorten(query), shorten(document)) for query, document, score in pairs]
+        print_table(("score", "query", "document"), rows)
+
+
+def rerank(
+    query: Annotated[str | None, Parameter(help="The query; without it, each row of --input has its own.")] = None,
+    documents: Annotated[list[str] | None, Parameter(help="The documents; or those of --input.")] = None,
+    /,
+    *,
+    top: int | None = None,
+    text: Annotated[str, Parameter(help="The column with the documents; without QUERY, with the queries.")] = "text",
+    pair: Annotated[str | None, Parameter(help="Without QUERY: the column with the documents.")] = None,
+    options: Options = OPTIONS,
+) -> None:
+    """Sort documents by their relevance to a query, or score the query and the document in each row of a file.
+
+    The score is the output of a cross-encoder (see finetune rerank), or else the cosine of the two vectors.
+
+    Args:
+        top: With QUERY: number of documents to show; by default, all.
+    """
+    if query is None or not query.strip():
+        if options.input is None or pair is None:
+            raise ConfigError(
+                "expected a query and documents: cloze rerank QUERY DOCUMENT DOCUMENT; or --input FILE with columns "
+                "for queries (--text) and documents (--pair)"
+            )
+        if top is not None:
+            raise ConfigError(f"--top {top} only applies to the documents of one query; give QUERY, or leave it out")
+        run_prediction(Rerank(text, pair), None, options)
+        return
+    if pair is not None or options.output is not None:
+        flag = f"--pair {pair}" if pair is not None else f"--output {options.output}"
+        raise ConfigError(f"{flag} only applies to a file with queries and documents; leave out QUERY, or the flag")
+    ranked = options.load().rerank(query, gather_texts(documents, options.input, text=text).texts, top)
+    if options.json:
+        for document in ranked:
+            print_json(document._asdict())
+    else:
+        rows = [(number, f"{one.score:.4f}", shorten(one.document)) for number, one in enumerate(ranked, start=1)]
+        print_table(("rank", "score", "document"), rows)

@@ -22,7 +22,13 @@ from cloze.model import Backbone, HeadName
 from cloze.model.batch import Batch, Result, TokenSequence, collate, join_logits, join_vectors, run_batched
 from cloze.model.surgery import Head, prune_heads, without_heads
 from cloze.options import LongTexts, PrecisionName
-from cloze.predict.embeddings.pooling import layer_indices, make_vectors, mean_states, token_states
+from cloze.predict.embeddings.pooling import (
+    cut_vectors,
+    kept_size,
+    layer_indices,
+    make_vectors,
+    mean_states,
+)
 from cloze.predict.fill_mask import Floats
 from cloze.predict.preprocessing import InputWarnings, adds_columns, read_texts, require_head, require_pairs
 from cloze.predict.quantization.precision import precision_of, set_precision, use_products
@@ -145,6 +151,8 @@ class BaseModel:
         pooling: Pooling | None = None,
         layer: int | Sequence[int] = -1,
         long_texts: LongTexts = "cut",
+        prompt: str | None = None,
+        dimensions: int | None = None,
     ) -> Floats:
         """Embed texts, or pairs of texts, as vectors.
 
@@ -155,6 +163,8 @@ class BaseModel:
             layer: The layer to pool, 0 for the embeddings and -1 for the last; several are averaged.
             long_texts: Treatment of texts beyond the maximum length: cut truncates them, head-tail keeps both ends,
                 and windows averages the vectors of windows, weighted by their tokens.
+            prompt: query or document: put the model's prefix for such texts before each of them, if it has one.
+            dimensions: Keep only this many values per vector, for models trained for it (Matryoshka).
 
         Returns:
             One vector per text, (N, H).
@@ -163,7 +173,9 @@ class BaseModel:
             >>> cloze.load().embed(["a ship at sea", "a boat"], pooling="mean").shape
             (2, 256)
         """
-        return self.embed_encoded(self._encode_long(texts, pairs, long_texts), pooling, layer)
+        if prefix := "" if prompt is None else self.embedding.prompt(prompt):
+            texts = [prefix + text for text in texts]
+        return self.embed_encoded(self._encode_long(texts, pairs, long_texts), pooling, layer, dimensions)
 
     @torch.inference_mode()
     def embed_encoded(
@@ -171,6 +183,7 @@ class BaseModel:
         windows: Sequence[Sequence[Encoding]],
         pooling: Pooling | None = None,
         layer: int | Sequence[int] = -1,
+        dimensions: int | None = None,
     ) -> Floats:
         """Embed tokenized texts; see ``embed``.
 
@@ -178,6 +191,7 @@ class BaseModel:
             windows: The sequences of each text: one, or several windows.
             pooling: The pooling; by default, the model's own.
             layer: The layer to pool.
+            dimensions: Number of values to keep per vector.
 
         Returns:
             One vector per text, (N, H).
@@ -189,14 +203,15 @@ class BaseModel:
         """
         layers = layer_indices(layer, self.bert.config.layers)
         make = make_vectors(self._folder, pooling, last=layers == (self.bert.config.layers,))
+        size = kept_size(dimensions, make.width(self.bert.config.hidden_size))
 
         def step(batch: Batch) -> list[Floats]:
             return list(make(mean_states(self.bert, batch, layers), batch).cpu().numpy())
 
         rows = self.run([window for text in windows for window in text], step)
         if not rows:
-            return np.zeros((0, make.width(self.bert.config.hidden_size)), np.float32)
-        return join_vectors(windows, rows, normalize=make.normalize)
+            return np.zeros((0, size), np.float32)
+        return cut_vectors(join_vectors(windows, rows, normalize=make.normalize), size, normalize=make.normalize)
 
     def logits(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
         """Return the raw outputs of the sequence head.
@@ -237,45 +252,6 @@ class BaseModel:
         if not rows:
             return np.zeros((0, self.bert.labels), np.float32)
         return join_logits(windows, rows)
-
-    def word(self, word: str, text: str, occurrence: int = 1, layer: int | Sequence[int] = -1) -> Floats:
-        """Return the contextual vector of a word in a text, (H,): the mean over its pieces.
-
-        Args:
-            word: The word, as it occurs in the text.
-            text: The text.
-            occurrence: Which occurrence of the word, counted from 1.
-            layer: The layer, 0 for the embeddings and -1 for the last; several are averaged.
-
-        Returns:
-            One vector.
-
-        Example:
-            >>> cloze.load().word("bank", "They sat on the bank of the river.").shape
-            (256,)
-        """
-        from cloze.predict.embeddings.pooling import word_vector
-
-        return word_vector(self, word, text, occurrence, layer)
-
-    @torch.inference_mode()
-    def hidden(self, text: str, pair: str | None = None, layer: int | None = -1) -> Floats:
-        """Return the hidden states of the tokens of a text or of a pair of texts.
-
-        Args:
-            text: The text.
-            pair: A second text.
-            layer: The layer, 0 for the embeddings and -1 for the last; None for all.
-
-        Returns:
-            The states, (T, H); of all layers, (L + 1, T, H).
-
-        Example:
-            >>> cloze.load().hidden("a ship").shape  # [CLS] a ship [SEP]
-            (4, 256)
-        """
-        (encoding,) = self._encode([text], None if pair is None else [pair])
-        return token_states(self.bert, self._collate([encoding]), layer)
 
     # -- attention heads ---------------------------------------------------------------------------------------------
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cloze.checkpoint import Pooling
 from cloze.errors import RequestError
-from cloze.predict.base_model import BaseModel
 from cloze.predict.embeddings.pooling import attention_weights
 from cloze.predict.fill_mask import Floats, fill_blanks, fill_together, score_texts
 from cloze.predict.preprocessing import adds_columns, read_blanks, require_head, require_task
 from cloze.predict.results import Attention, Corrected, Filled, FilledTogether, Score
+from cloze.predict.vector_model import VectorModel
 from cloze.tasks.answering.decoding import Answer, answer_all
 from cloze.tasks.choice.decoding import Option, choose_all
 from cloze.tasks.classification.decoding import Label, Labels, to_label_sets, to_labels
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from cloze.tasks.correction.kind import CorrectionSettings
 
 
-class Model(BaseModel):
+class Model(VectorModel):
     """A loaded model: an encoder with its tokenizer and heads. ``cloze.load`` returns it.
 
     Each method needs a head, and raises ``RequestError`` if the model lacks it. Methods that take a list of texts also
@@ -199,26 +198,6 @@ class Model(BaseModel):
         return self._sentences("sop", [first], [second])[0]
 
     # -- the encoder itself ------------------------------------------------------------------------------------------
-
-    def whiten(self, texts: Sequence[str], dimensions: int | None = None, pooling: Pooling | None = None) -> "Model":
-        """Return the same model with whitened vectors, optionally with fewer dimensions.
-
-        Args:
-            texts: A few hundred texts to fit whitening on.
-            dimensions: Number of dimensions to keep; by default, all with variance.
-            pooling: A pooling other than the model's own; its other embedding settings are then dropped.
-
-        Returns:
-            A model with the same weights.
-
-        Example:
-            >>> texts = ["a ship at sea", "a boat", "the price of bread", "a loaf", "sailors far from land"]
-            >>> cloze.load().whiten(texts, dimensions=2).embed(["a harbour"]).shape
-            (1, 2)
-        """
-        from cloze.predict.embeddings.vector_quality import with_whitening
-
-        return Model(with_whitening(self._folder, self.device, texts, dimensions, pooling), device=str(self.device))
 
     @torch.inference_mode()
     def attend(self, text: str, pair: str | None = None) -> Attention:

@@ -63,6 +63,14 @@ class Score:
         return (0.0 - self.total) / max(1, count_characters(self.text)) if self.tokens else None
 
 
+class Ranked(NamedTuple):
+    """A document for a query: its position among the given ones, counted from 0, its score, and the text."""
+
+    index: int
+    score: float
+    document: str
+
+
 @dataclass(frozen=True)
 class Correction:
     """One correction: the written word, its replacement, its position and the confidence."""

@@ -24,7 +24,7 @@ from cloze.text import Tokenizer
 from cloze.text.characters import is_ideograph
 
 if TYPE_CHECKING:
-    from cloze.predict.base_model import BaseModel
+    from cloze.predict.vector_model import VectorModel
 
 
 def cls_pool(states: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG001 (the poolings share one signature)
@@ -151,6 +151,23 @@ def make_vectors(folder: ModelFolder, pooling: Pooling | None, *, last: bool) ->
     return VectorMaker(chosen, pool, settings.projections, settings.normalize)
 
 
+def kept_size(dimensions: int | None, width: int) -> int:
+    """Return the number of values to keep of vectors of this width; check that there are as many."""
+    if dimensions is not None and not 1 <= dimensions <= width:
+        raise RequestError(f"dimensions is {dimensions}, but the vectors have {width}; expected 1 to {width}")
+    return dimensions or width
+
+
+def cut_vectors(vectors: NDArray[np.float32], size: int, *, normalize: bool) -> NDArray[np.float32]:
+    """Keep the first values of each vector, (N, D) -> (N, size); ``normalize`` scales the result to unit norm."""
+    if size == vectors.shape[1]:
+        return vectors
+    kept = vectors[:, :size]
+    if normalize:
+        kept = kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), 1e-12)
+    return np.ascontiguousarray(kept)
+
+
 def _pooling_hint(name: str) -> str:
     """Return a remedy for an unknown pooling; names such as last4 refer to layers."""
     if name.startswith(("last", "layer")):
@@ -194,7 +211,7 @@ def attention_weights(bert: Backbone, batch: Batch) -> NDArray[np.float32]:
 
 
 def word_vector(
-    model: "BaseModel", word: str, text: str, occurrence: int, layer: int | Sequence[int]
+    model: "VectorModel", word: str, text: str, occurrence: int, layer: int | Sequence[int]
 ) -> NDArray[np.float32]:
     """Return the contextual vector of a word in a text, (H,): the mean of its pieces' states.
 
