@@ -100,7 +100,7 @@ def test_command(run: Cloze, cross_encoder: Path, tmp_path: Path) -> None:  # no
     assert (table[0].split(), len(table)) == (["rank", "score", "document"], 5)
     assert table[1].split("\t") == ["1", f"{best.score:.4f}", best.document]
     (line,) = run(*words, "--top", 1, "--json").out.splitlines()
-    assert json.loads(line) == pytest.approx(best._asdict())
+    assert json.loads(line) == pytest.approx(vars(best))
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"q": "the cat", "d": one}) + "\n" for one in DOCUMENTS), encoding="utf-8")
     pairs = ("--input", rows, "--text", "q", "--pair", "d", "--model", cross_encoder)

@@ -250,18 +250,18 @@ def _read_report_texts(
 
 
 @dataclass(frozen=True)
-class Rerank(TextPrediction["np.float32"]):
+class Rerank(TextPrediction[float]):
     """The relevance of each document of a file to the query in its row."""
 
-    def predict(self, model: "Model", part: Inputs) -> "Sequence[np.float32]":
+    def predict(self, model: "Model", part: Inputs) -> list[float]:
         """Score each pair."""
-        return model.rerank_scores(part.texts, part.pairs or [])
+        return model.rerank_scores(part.texts, part.pairs or []).tolist()
 
-    def to_row(self, result: "np.float32") -> Row:
+    def to_row(self, result: float) -> Row:
         """Return the score."""
-        return {"score": float(result)}
+        return {"score": result}
 
-    def print_table(self, model: "Model", part: Inputs, results: "Sequence[np.float32]") -> None:  # noqa: ARG002
+    def print_table(self, model: "Model", part: Inputs, results: Sequence[float]) -> None:  # noqa: ARG002
         """Print the score of each pair."""
         pairs = zip(part.texts, part.pairs or [], results, strict=True)
         rows = [(f"{score:.4f}", shorten(query), shorten(document)) for query, document, score in pairs]
@@ -301,7 +301,7 @@ def rerank(
     ranked = options.load().rerank(query, gather_texts(documents, options.input, text=text).texts, top)
     if options.json:
         for document in ranked:
-            print_json(document._asdict())
+            print_json(vars(document))
     else:
         rows = [(number, f"{one.score:.4f}", shorten(one.document)) for number, one in enumerate(ranked, start=1)]
         print_table(("rank", "score", "document"), rows)

@@ -63,7 +63,8 @@ class Score:
         return (0.0 - self.total) / max(1, count_characters(self.text)) if self.tokens else None
 
 
-class Ranked(NamedTuple):
+@dataclass(frozen=True)
+class Ranked:
     """A document for a query: its position among the given ones, counted from 0, its score, and the text."""
 
     index: int
