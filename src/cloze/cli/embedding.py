@@ -255,7 +255,7 @@ class Rerank(TextPrediction[float]):
 
     def predict(self, model: "Model", part: Inputs) -> list[float]:
         """Score each pair."""
-        return model.rerank_scores(part.texts, part.pairs or []).tolist()
+        return list(map(float, model.rerank_scores(part.texts, part.pairs or [])))
 
     def to_row(self, result: float) -> Row:
         """Return the score."""
