@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cloze.text import WordSplitter, sentence_spans
-from cloze.text.characters import is_ideograph
+from cloze.text.boundaries import is_ideograph
 from public_data import add_data, find_data  # module in benchmarks/
 
 Spans = list[tuple[int, int]]

@@ -22,10 +22,10 @@ import numpy as np
 from cloze.corpus.documents import read_documents
 from cloze.predict import load
 from cloze.predict.corrector import proposed_changes
-from cloze.tasks.correction.examples import Corrections, read_corrections
+from cloze.tasks.correction.examples import Corrections, Similar, read_corrections
 from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.correction.metrics import Changes, applied, choose_threshold, score_corrections
-from cloze.tasks.text_edits import Similar, read_synonyms
+from cloze.train.finetuning.augmentation import read_synonyms
 from ngram_correction import NgramCorrector  # module in benchmarks/
 from public_data import add_data, find_data  # module in benchmarks/
 

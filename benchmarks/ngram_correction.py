@@ -11,9 +11,8 @@ from itertools import chain
 import numpy as np
 
 from cloze.predict.corrector import CandidateGenerator, best_candidate
-from cloze.tasks.correction.examples import Corrections
+from cloze.tasks.correction.examples import Corrections, Similar, cased_like
 from cloze.tasks.correction.kind import CorrectionSettings
-from cloze.tasks.text_edits import Similar, cased_like
 from cloze.text import Tokenizer
 from cloze.text.encoding import Word
 from kneser_ney import Floats, Ints, KneserNey  # module in benchmarks/

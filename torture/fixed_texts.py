@@ -13,7 +13,7 @@ from tests.text.generated import strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 
 from cloze.text import SPECIAL
-from cloze.text.characters import MAX_WINDOW
+from cloze.text.boundaries import MAX_WINDOW
 
 # First and last character of each block. BERT's table has extensions A to E; later ones count as letters.
 CJK_BLOCKS = {

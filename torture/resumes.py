@@ -18,7 +18,7 @@ from cloze.corpus.shards import Corpus
 from cloze.corpus.word_tables import WordTables
 from cloze.progress import Progress
 from cloze.text import Tokenizer
-from cloze.train.pretraining.length_schedule import open_batches
+from cloze.train.pretraining.phases import open_batches
 from cloze.train.settings import PretrainSettings
 from torture.campaign import Outcome
 from torture.training import command, differences, make_corpus, result, run_command

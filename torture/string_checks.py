@@ -18,7 +18,7 @@ from tests.text import reference
 from tests.text.generated import BLOCKS, CAPITAL_SIGMA, RECLASSIFIED
 
 from cloze.text import MASK, Encoding, Tokenizer
-from cloze.text.characters import MAX_WINDOW
+from cloze.text.boundaries import MAX_WINDOW
 
 # The native tokenizer's table of ideographs starts extension E 256 characters late.
 _MISSED_IDEOGRAPHS = range(0x2B820, 0x2B920)

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from cloze.cli import build, inputs
-from cloze.interrupts import Interrupted
 from cloze.predict import Answer, Corrected, Filled, FilledTogether, Option, Score, Tagged, TaggedWord
+from cloze.progress import Interrupted
 from tests.cli.conftest import Cloze
 
 ARGUMENTS = {

@@ -9,8 +9,8 @@ import pytest
 from pyarrow import parquet
 
 from cloze.cli import inputs, outputs
-from cloze.interrupts import Interrupted
 from cloze.predict import Model, load
+from cloze.progress import Interrupted
 from tests.cli.conftest import Cloze, Way
 
 TEXTS = [f"the door {'and the sea ' * (number % 4)}was {number}" for number in range(11)]

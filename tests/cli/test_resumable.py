@@ -10,9 +10,8 @@ import pytest
 
 from cloze.cli.resumable import ResumableJob, UnchangedFile, file_identity
 from cloze.errors import ClozeError, DataError
-from cloze.interrupts import Interrupted
 from cloze.locks import is_ours
-from cloze.progress import Silent
+from cloze.progress import Interrupted, Silent
 
 PARTS = [["a", "b"], ["c", "d"], ["e"]]
 

@@ -12,7 +12,7 @@ import pytest
 
 from cloze.checkpoint import TaskLabels
 from cloze.cli import inputs
-from cloze.interrupts import Interrupted
+from cloze.progress import Interrupted
 from cloze.tasks.tagging.decoding import tag_texts
 from tests.cli.conftest import Cloze
 from tests.model.made import model_folder, saved

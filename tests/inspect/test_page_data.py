@@ -14,6 +14,7 @@ from transformers import BertForMaskedLM
 
 from cloze.errors import ClozeError
 from cloze.files import write_json
+from cloze.inspect.relations import choose_positions, nearest_pieces, nearest_tokens
 from cloze.inspect.views.data import (
     EXAMPLE,
     LEVELS,
@@ -27,7 +28,6 @@ from cloze.inspect.views.data import (
     trace_forward,
     view_from_weights,
 )
-from cloze.inspect.views.logit_lens import choose_positions, nearest_pieces, nearest_tokens
 from cloze.predict import Attention, Model, load
 from tests.model.made import SMALL, model_folder, saved
 

@@ -20,7 +20,7 @@ from cloze.model.encoder import Encoder
 from cloze.model.surgery import prune_heads, with_positions
 from cloze.options import PrecisionName
 from cloze.predict import load
-from cloze.predict.quantization import precision, scripted_layers
+from cloze.predict.quantization import precision
 from cloze.predict.quantization.native import kernels
 from cloze.predict.quantization.quantize import quantize
 from cloze.tasks.rows import Source
@@ -96,7 +96,7 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a path of BERT's layers was taken")
 
     monkeypatch.setattr(Encoder, "forward", poison)
-    for module, name in ((scripted_layers, "layers_of"), (kernels, "layers_of"), (precision, "are_native")):
+    for module, name in ((kernels, "layers_of"), (precision, "are_native")):
         monkeypatch.setattr(module, name, poison)
 
 

@@ -11,7 +11,7 @@ import pytest
 from cloze.errors import DataError
 from cloze.text import Tokenizer, WordSplitter, encode_words, word_indices
 from cloze.text import segmentation as words
-from cloze.text.characters import is_ideograph
+from cloze.text.boundaries import is_ideograph
 from tests.text.generated import strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 

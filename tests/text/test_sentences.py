@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import sentencex
 
-from cloze.text import sentence_spans, sentences, split_sentences
+from cloze.text import boundaries, sentence_spans, split_sentences
 from tests.text.generated import strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 
@@ -184,7 +184,7 @@ def test_stretches_do_not_show(glue: str, monkeypatch: pytest.MonkeyPatch) -> No
     spans = check(text)
     assert len(spans) > 3000
     for size in (4096, 10_000, 100_000, 10_000_000):
-        monkeypatch.setattr(sentences, "_CHUNK", size)
+        monkeypatch.setattr(boundaries, "_CHUNK", size)
         assert check(text) == spans
 
 
@@ -203,6 +203,6 @@ def test_no_stretch_is_longer_than_the_limit(unit: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(sentencex, "segment", watch)
     text = unit * (200_000 // len(unit))
     check(text)
-    assert max(seen, default=0) <= sentences._CHUNK
+    assert max(seen, default=0) <= boundaries._CHUNK
     # Each character is processed at most a few times: in a chunk, in its quotation, and where chunks overlap.
     assert sum(seen) < 5 * len(text)

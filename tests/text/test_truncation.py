@@ -7,7 +7,7 @@ import pytest
 
 from cloze.errors import RequestError
 from cloze.text import SPECIAL, Tokenizer
-from cloze.text.characters import is_ideograph, starts_word, windows
+from cloze.text.boundaries import is_ideograph, starts_word, windows
 from tests.text import reference
 from tests.text.generated import BLOCKS, strings
 from tests.text.passages import CHINESE, ENGLISH

@@ -21,7 +21,7 @@ from cloze.errors import ClozeError
 from cloze.progress import Silent
 from cloze.text import Tokenizer, learn_pieces, word_counts
 from cloze.text import word_counts as counting
-from cloze.text.characters import replace_surrogates
+from cloze.text.boundaries import replace_surrogates
 from cloze.text.word_counts import SortedTables, WordCounter, WordCounts
 from tests.text.generated import strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED

@@ -19,8 +19,8 @@ from cloze.model import Bert, BertConfig, HeadName
 from cloze.text import Tokenizer
 from cloze.train.finetuning.objective import TaskBatches
 from cloze.train.loop import BatchSource, train
-from cloze.train.pretraining.length_schedule import LengthSchedule
 from cloze.train.pretraining.objectives.masked import PretrainingObjective
+from cloze.train.pretraining.phases import LengthSchedule
 from cloze.train.run import Run
 from cloze.train.settings import LoopSettings, PretrainSettings
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cloze.checkpoint import StateStore, TrainingState
 from cloze.corpus.batches import PretrainingBatch
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError
-from cloze.interrupts import Interrupted
+from cloze.progress import Interrupted
 from cloze.train.distributed import ProcessGroup
 from cloze.train.loop import ObjectiveOutput, TrainerOptions, train
 from cloze.train.optimization import Precision

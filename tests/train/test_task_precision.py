@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from cloze.checkpoint import load_folder
 from cloze.errors import ConfigError
-from cloze.interrupts import Interrupted
 from cloze.model.losses import IMPOSSIBLE
 from cloze.options import IGNORED
 from cloze.predict.evaluation import evaluate_examples
+from cloze.progress import Interrupted
 from cloze.tasks.rows import Source
 from cloze.train import optimization as precision_module
 from cloze.train.finetuning import finetune as module

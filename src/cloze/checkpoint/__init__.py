@@ -10,9 +10,9 @@ from cloze.checkpoint.folder import (
     save_folder,
     weights_fingerprint,
 )
-from cloze.checkpoint.hub import find_source
 from cloze.checkpoint.pooling_files import POOLINGS, EmbeddingSettings, Pooling
 from cloze.checkpoint.training_state import StateStore, TrainingState
+from cloze.models import find_source
 from cloze.tasks.kind import TaskLabels
 
 __all__ = [

@@ -32,14 +32,13 @@ from cloze.checkpoint.folder import (
     read_card,
     weights_fingerprint,
 )
-from cloze.checkpoint.hub import cached_copy, find_source
 from cloze.checkpoint.weights import check_finite, read_safetensors, write_safetensors
 from cloze.errors import CheckpointError, RequestError, did_you_mean
 from cloze.files import read_json, replaced_folder, write_json
 from cloze.model import HEAD_NAMES, Backbone
 from cloze.model.adapters import Attachment, AttachmentKind, Parts, install, new_parts, part_tensors, parts_of
 from cloze.model.heads import PRETRAINING_HEADS
-from cloze.models import shipped_folder
+from cloze.models import cached_copy, find_source, shipped_folder
 from cloze.options import FeatureHead, Features, HeadPooling
 from cloze.tasks.kind import TaskLabels
 

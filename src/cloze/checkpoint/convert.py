@@ -10,10 +10,10 @@ import torch
 
 from cloze.checkpoint.adapter_folder import load_any
 from cloze.checkpoint.folder import ModelFolder, find_model, load_folder, plain_card, save_folder
-from cloze.checkpoint.hub import find_source
 from cloze.errors import CheckpointError, ConfigError
 from cloze.files import replaced_folder
 from cloze.model.surgery import RowStart, WordStart, with_positions, with_segments, with_words
+from cloze.models import find_source
 from cloze.text import Tokenizer
 from cloze.text.oov.extension import (
     Additions,

@@ -288,7 +288,7 @@ def models(*, json: bool = False) -> None:
     Args:
         json: Print JSON.
     """
-    from cloze.checkpoint.hub import cached_models
+    from cloze.models import cached_models
 
     found = [("shipped", model) for model in SHIPPED_MODELS if shipped_folder(model.name) is not None]
     found += [("installed" if one.find() else one.install, one.purpose) for one in PACKAGED_MODELS]

@@ -22,9 +22,8 @@ from typing import Any, Generic, TypeVar
 
 from cloze.errors import ClozeError, DataError
 from cloze.files import flush, read_json, replace_json
-from cloze.interrupts import Interrupted, heard_at_once
 from cloze.locks import is_ours, only_writer, real_target
-from cloze.progress import Progress
+from cloze.progress import Interrupted, Progress, heard_at_once
 
 Part = TypeVar("Part")
 WORK = "work.json"

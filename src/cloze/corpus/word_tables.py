@@ -25,7 +25,7 @@ from cloze.corpus.shards import Corpus
 from cloze.errors import DataError
 from cloze.files import Lines, open_file
 from cloze.text import Tokenizer
-from cloze.text.characters import is_ideograph
+from cloze.text.boundaries import is_ideograph
 from cloze.text.encoding import Mark
 from cloze.text.oov.extension import read_entities, read_word_list
 from cloze.text.oov.resolver import Phrase, PhraseMatcher

@@ -1,13 +1,16 @@
-"""Models that are available by name: shipped with cloze (one folder each), or installable as Python packages.
+"""Models by name: shipped with cloze (one folder each), installable as Python packages, or on the Hugging Face hub.
 
-Imports nothing heavy.
+``find_source`` resolves a path, the name of a known model, or a hub name to a local folder. This is the only module
+that accesses the network, and only for hub names. Imports nothing heavy.
 """
 
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from cloze.errors import CheckpointError
+from cloze.files import read_json
 
 # The default of ``--model`` for every command that does not need a fine-tuned model.
 SHIPPED_MODEL = "cloze-mini"
@@ -113,3 +116,112 @@ def named_folder(source: str | Path) -> Path | None:
             f"{packaged.hub_name} as the model to download it from the Hugging Face hub"
         )
     return folder
+
+
+# -- the hub -----------------------------------------------------------------------------------------------------------
+
+
+# The hub allows 96 characters; longer names can exceed the file system's limit when looked up as a path.
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{,95}/[A-Za-z0-9][\w.-]{,95}")
+# Files to download, excluding code, ONNX exports and weights for other frameworks.
+_WANTED = [
+    "*.json",
+    "*.txt",
+    "model*.safetensors",
+    "pretraining_heads.safetensors",
+    "pytorch_model*.bin",
+    "1_Pooling/*",
+    "2_Normalize/*",
+    "2_Dense/*",
+    "3_Normalize/*",
+    "README.md",
+]
+# Timeout in seconds for requesting the list of files.
+_PATIENCE = 10.0
+# Suitable and unsuitable uses of a folder, by its transformers class.
+_PURPOSES = {
+    "ForPreTraining": ("filling blanks, scoring texts, a start for fine-tuning", "labels before fine-tuning"),
+    "ForMaskedLM": ("filling blanks, scoring texts, a start for fine-tuning", "labels before fine-tuning"),
+    "ForSequenceClassification": ("classification or regression, as trained", "filling blanks, search"),
+    "ForTokenClassification": ("tagging, as trained", "filling blanks, search"),
+    "ForQuestionAnswering": ("question answering", "filling blanks, search"),
+    "ForMultipleChoice": ("multiple choice", "filling blanks, search"),
+}
+
+
+def is_hub_name(name: str) -> bool:
+    """Return whether a name looks like ``owner/model`` rather than a path."""
+    # "runs/mini" looks like a hub name too. If a folder "runs" exists, it is a path, so a typo causes no request.
+    return _NAME.fullmatch(name) is not None and not Path(name).parent.exists()
+
+
+def find_source(source: str | Path) -> Path:
+    """Return the local path of a model given as a path, the name of a known model, or a hub name."""
+    named = named_folder(source)
+    if named is not None:
+        return named
+    return fetch(str(source)) if is_hub_name(str(source)) else Path(source)
+
+
+def fetch(name: str) -> Path:
+    """Return the local copy of a hub model, downloading it if necessary."""
+    from huggingface_hub import model_info, snapshot_download
+
+    try:
+        # This request has a timeout and no retries; the download itself would retry for half a minute when offline.
+        files = [one.rfilename for one in model_info(name, timeout=_PATIENCE).siblings or ()]
+        # Many models are published in both formats; skip the pickle if there is a safetensors file.
+        both = any(PurePosixPath(file).match("model*.safetensors") for file in files)
+        return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=["*.bin"] if both else None))
+    except Exception:
+        return _cached(name)
+
+
+def cached_copy(name: str) -> Path | None:
+    """Return the copy of an earlier download without network access; None if there is none."""
+    try:
+        return _cached(name).resolve() if _NAME.fullmatch(name) else None
+    except CheckpointError:
+        return None
+
+
+def _cached(name: str) -> Path:
+    """Return the copy of an earlier download; used when the hub cannot be reached."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WANTED, local_files_only=True))
+    except Exception as error:
+        raise CheckpointError(
+            f"{name}: no such folder, and not available from the Hugging Face hub ({type(error).__name__}); "
+            "check the spelling and the network, or fetch the folder elsewhere and give its path"
+        ) from error
+
+
+def cached_models() -> list[ModelPurpose]:
+    """Return the previously downloaded hub models, which load without network access, sorted by name."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    purposes = []
+    for folder in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
+        snapshots = [path.parent for path in folder.glob("snapshots/*/config.json")]
+        if snapshots:
+            newest = max(snapshots, key=lambda path: path.stat().st_mtime)
+            name = folder.name.removeprefix("models--").replace("--", "/", 1)
+            purposes.append(ModelPurpose(name, *describe_purpose(newest)))
+    return purposes
+
+
+def describe_purpose(folder: Path) -> tuple[str, str]:
+    """Return the suitable and unsuitable uses of a model folder according to its configuration."""
+    try:
+        config = read_json(folder / "config.json", CheckpointError)
+    except CheckpointError:
+        return "nothing", "config.json cannot be read"
+    if "bert" not in str(config.get("model_type", "bert")):
+        return "nothing here", f"cloze: its model_type is {config['model_type']!r}, not bert"
+    if (folder / "modules.json").is_file():
+        return "sentence vectors and search, a start for fine-tuning", "filling blanks, unless it has that head"
+    architectures = [str(name) for name in config.get("architectures") or ()]
+    known = (purpose for ending, purpose in _PURPOSES.items() if any(name.endswith(ending) for name in architectures))
+    return next(known, ("a start for fine-tuning", "filling blanks; sentence vectors before training for similarity"))

@@ -25,12 +25,11 @@ from cloze.predict.embeddings.pooling import word_pattern
 from cloze.predict.fill_mask import Floats, TokenWindow, blank_logs, seen_logs, token_windows, with_ids
 from cloze.predict.model import Model
 from cloze.predict.results import Corrected, Correction
-from cloze.tasks.correction.examples import read_confusions
+from cloze.tasks.correction.examples import Similar, cased_like, read_confusions
 from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.correction.metrics import Changes
-from cloze.tasks.text_edits import Similar, cased_like
 from cloze.text import Encoding, Tokenizer
-from cloze.text.characters import is_ideograph
+from cloze.text.boundaries import is_ideograph
 from cloze.text.encoding import Word
 from cloze.text.oov.extension import read_word_list
 from cloze.text.vocabulary import CONTINUATION, UNKNOWN

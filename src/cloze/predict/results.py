@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cloze.tasks.classification.decoding import Label, Labels
 from cloze.tasks.tagging.decoding import Tagged
-from cloze.text.characters import count_characters, count_words
+from cloze.text.boundaries import count_characters, count_words
 
 if TYPE_CHECKING:
     from cloze.checkpoint import ModelFolder

@@ -1,8 +1,8 @@
 """From text to ids: vocabulary, tokenizer, sentences and words. This package does not depend on torch."""
 
+from cloze.text.boundaries import sentence_spans, split_sentences
 from cloze.text.encoding import Encoding, Pieces, window_spans
 from cloze.text.segmentation import WordSplitter, encode_words, word_indices
-from cloze.text.sentences import sentence_spans, split_sentences
 from cloze.text.tokenizer import Tokenizer, encode_long
 from cloze.text.vocabulary import MASK, SPECIAL, learn_pieces, read_vocabulary, write_vocabulary
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloze.errors import DataError
-from cloze.text.characters import IDEOGRAPHS, replace_surrogates, starts_word, windows
+from cloze.text.boundaries import IDEOGRAPHS, replace_surrogates, starts_word, windows
 from cloze.text.encoding import Mark, Pieces, word_spans
 from cloze.text.tokenizer import Tokenizer
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cloze.errors import RequestError
 from cloze.options import LongTexts
-from cloze.text.characters import MAX_WINDOW, replace_surrogates, windows
+from cloze.text.boundaries import MAX_WINDOW, replace_surrogates, windows
 from cloze.text.encoding import (
     Encoding,
     Mark,

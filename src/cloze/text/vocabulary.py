@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from cloze.errors import CheckpointError, ConfigError, DataError
 from cloze.progress import Progress, Silent
-from cloze.text.characters import is_ideograph, replace_surrogates
+from cloze.text.boundaries import is_ideograph, replace_surrogates
 from cloze.text.word_counts import LONGEST_WORD as LONGEST_WORD
 from cloze.text.word_counts import WordCounts, basic_words, count_words
 

@@ -27,7 +27,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from cloze.errors import ClozeError
 from cloze.progress import Progress
-from cloze.text.characters import IDEOGRAPHS, MAX_WINDOW, replace_surrogates, windows
+from cloze.text.boundaries import IDEOGRAPHS, MAX_WINDOW, replace_surrogates, windows
 from cloze.workers import Report, WorkerPool, serve
 
 # Longer words are [UNK] to the tokenizer, so pieces learned from them would never be used.

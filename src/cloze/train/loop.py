@@ -29,8 +29,7 @@ from cloze.checkpoint import TrainingState
 from cloze.checkpoint.training_state import STABLE
 from cloze.errors import ConfigError
 from cloze.hardware import MemoryTrimmer
-from cloze.interrupts import Interrupted, Interrupts, heard_between_steps
-from cloze.progress import Progress, Silent
+from cloze.progress import Interrupted, Interrupts, Progress, Silent, heard_between_steps
 from cloze.train.distributed import ProcessGroup, full_state_dict, full_tensor, load_full_state_dict
 from cloze.train.optimization import (
     DivergenceGuard,

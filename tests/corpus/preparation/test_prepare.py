@@ -26,7 +26,7 @@ from cloze.corpus.preparation.shard_plan import ByteMeter, id_type
 from cloze.corpus.settings import EngineSettings, PrepareSettings
 from cloze.corpus.shards import Corpus, read_manifest, verify_corpus
 from cloze.errors import ClozeError, ConfigError, DataError
-from cloze.interrupts import Interrupted
+from cloze.progress import Interrupted
 from cloze.text import Tokenizer, split_sentences
 from cloze.text.segmentation import WordSplitter, encode_words
 from tests.corpus.texts import as_text, make_documents

@@ -14,8 +14,7 @@ from cloze.model.surgery import without_heads
 from cloze.predict import Model, load
 from cloze.predict.quantization.linear import FusedLayers, choose_kernel
 from cloze.predict.quantization.native import kernels
-from cloze.predict.quantization.native.kernels import NativeLayers, library
-from cloze.predict.quantization.scripted_layers import ScriptedLayers
+from cloze.predict.quantization.native.kernels import NativeLayers, ScriptedLayers, library
 from tests.checkpoint.test_adapter_folder import make_adapter, make_base
 from tests.model.made import ATTACHED, SMALL, model_folder
 from tests.predict.test_adapters import ADAPTERS

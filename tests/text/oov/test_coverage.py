@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloze.text import SPECIAL, Tokenizer
-from cloze.text.characters import MAX_WINDOW
+from cloze.text.boundaries import MAX_WINDOW
 from cloze.text.encoding import RUNGS
 from cloze.text.oov import coverage
 from cloze.text.oov.coverage import Candidate, Coverage, measure_coverage, unknown_note

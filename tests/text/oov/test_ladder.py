@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from cloze.text import SPECIAL, Tokenizer
-from cloze.text.characters import MAX_WINDOW
+from cloze.text.boundaries import MAX_WINDOW
 from cloze.text.encoding import RUNGS, Encoding, Word
 from cloze.text.oov.ladder import Ladder
 from tests.text import reference

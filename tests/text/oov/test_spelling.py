@@ -3,7 +3,7 @@
 import pytest
 
 from cloze.text import SPECIAL, Tokenizer
-from cloze.text.oov.spelling import MAX_SPELLED_LENGTH
+from cloze.text.oov.ladder import MAX_SPELLED_LENGTH
 from tests.text.laddered import extended, rungs
 
 LETTERS = "abcdefinorstu"

@@ -15,11 +15,11 @@ from cloze.checkpoint import ModelFolder, TaskLabels, find_source, load_any, loa
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError, RequestError
 from cloze.files import RowError
 from cloze.hardware import AvailableMemory
-from cloze.interrupts import Interrupted
 from cloze.model import Bert, HeadName
 from cloze.model.cost import count_activations
 from cloze.options import AdapterKind, Features
 from cloze.predict import evaluate, load
+from cloze.progress import Interrupted
 from cloze.tasks.classification.kind import CLASSIFY, LabelledTexts
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import TaskData

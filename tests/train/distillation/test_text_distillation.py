@@ -21,10 +21,9 @@ import cloze
 from cloze.checkpoint import EmbeddingSettings, ModelFolder, load_folder, save_folder
 from cloze.checkpoint.pooling_files import Projection
 from cloze.errors import ClozeError, ConfigError, DataError
-from cloze.interrupts import Interrupted
 from cloze.model import Bert, HeadName
 from cloze.predict import load
-from cloze.progress import Silent
+from cloze.progress import Interrupted, Silent
 from cloze.text import Tokenizer, learn_pieces, split_sentences
 from cloze.train.distillation.raw_text import TextBatches, TextSet, TextSources
 from cloze.train.distillation.settings import TextDistillSettings

@@ -12,7 +12,7 @@ from sklearn.base import clone
 import cloze
 from cloze.cli import main
 from cloze.cli.finetuning import print_search
-from cloze.interrupts import Interrupted
+from cloze.progress import Interrupted
 from cloze.sklearn import TextClassifier
 from cloze.tasks import baselines as baselines_module
 from cloze.tasks.baselines import Baseline

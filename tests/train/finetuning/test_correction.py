@@ -11,11 +11,11 @@ from transformers import BertForMaskedLM
 
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.errors import CheckpointError, ConfigError, DataError
-from cloze.interrupts import Interrupted
 from cloze.model import Bert, BertConfig
 from cloze.model.surgery import with_heads
 from cloze.options import IGNORED
 from cloze.predict import load
+from cloze.progress import Interrupted
 from cloze.tasks.correction.examples import Corrections
 from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.rows import Source

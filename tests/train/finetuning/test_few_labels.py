@@ -18,9 +18,9 @@ from sklearn.preprocessing import StandardScaler
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.cli import main
 from cloze.errors import CheckpointError, ConfigError
-from cloze.interrupts import Interrupted
 from cloze.model import Bert
 from cloze.predict import load
+from cloze.progress import Interrupted
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer

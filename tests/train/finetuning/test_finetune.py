@@ -16,9 +16,9 @@ from transformers import AutoTokenizer, BertForSequenceClassification
 
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.errors import CheckpointError, ConfigError, DataError
-from cloze.interrupts import Interrupted
 from cloze.model import Bert
 from cloze.predict import Evaluation, Model, evaluate, evaluate_examples, load
+from cloze.progress import Interrupted
 from cloze.tasks.examples import Examples
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import read_task

@@ -15,9 +15,9 @@ from transformers import BertForSequenceClassification
 from cloze.checkpoint import load_folder
 from cloze.errors import ConfigError
 from cloze.hardware import AvailableMemory
-from cloze.interrupts import Interrupted
 from cloze.model import encoder
 from cloze.predict import load
+from cloze.progress import Interrupted
 from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS, LabelledTexts
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import TaskData

@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 
 from cloze.errors import ConfigError
-from cloze.interrupts import Interrupted
 from cloze.options import IGNORED
 from cloze.predict import load
+from cloze.progress import Interrupted
 from cloze.tasks.registry import head_of
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning

@@ -20,10 +20,10 @@ from sentence_transformers.sentence_transformer.losses import (
 
 from cloze.checkpoint import load_folder
 from cloze.errors import ConfigError, DataError
-from cloze.interrupts import Interrupted
 from cloze.model.surgery import with_heads
 from cloze.predict import evaluate, load
 from cloze.predict.embeddings.pooling import find_pool
+from cloze.progress import Interrupted
 from cloze.tasks.examples import Item
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import ScoredPairs

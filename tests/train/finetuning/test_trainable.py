@@ -15,11 +15,11 @@ import cloze.train.finetuning.trainable
 import cloze.train.run
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.errors import CheckpointError, ConfigError
-from cloze.interrupts import Interrupted
 from cloze.model import Bert, preset
 from cloze.model.adapters import part_tensors, parts_of
 from cloze.model.heads import Reader
 from cloze.predict import load
+from cloze.progress import Interrupted
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import run_finetuning

@@ -15,8 +15,8 @@ from cloze.model import Bert, Gpt, preset
 from cloze.options import PREDICTS, BackboneName
 from cloze.progress import Silent
 from cloze.text import Tokenizer
-from cloze.train.pretraining.length_schedule import LengthSchedule, open_tables
 from cloze.train.pretraining.objectives import OBJECTIVES, backbone_class
+from cloze.train.pretraining.phases import LengthSchedule, open_tables
 from cloze.train.pretraining.plan import plan
 from cloze.train.pretraining.pretrain import pretrain, start_model
 from cloze.train.settings import PretrainSettings, read_recipe, recipe_names

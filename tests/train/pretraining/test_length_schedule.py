@@ -14,8 +14,8 @@ from cloze.errors import ConfigError, DataError
 from cloze.text import Tokenizer
 from cloze.train.distributed import ProcessGroup
 from cloze.train.pretraining.held_out import HeldOut, evaluate_held_out, open_held_out
-from cloze.train.pretraining.length_schedule import LengthSchedule, open_tables
 from cloze.train.pretraining.objectives.masked import PretrainingObjective
+from cloze.train.pretraining.phases import LengthSchedule, open_tables
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.run import draw_curves
 from cloze.train.settings import PretrainSettings

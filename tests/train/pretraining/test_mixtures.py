@@ -20,9 +20,9 @@ from cloze.errors import ConfigError
 from cloze.model import Bert, preset
 from cloze.text import Tokenizer
 from cloze.train.optimization import MetricsTracker, Schedule
-from cloze.train.pretraining.length_schedule import LengthSchedule, MixedBatches, open_batches
 from cloze.train.pretraining.objectives import pretraining_heads
 from cloze.train.pretraining.objectives.masked import PretrainingObjective
+from cloze.train.pretraining.phases import LengthSchedule, MixedBatches, open_batches
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import PretrainSettings
 

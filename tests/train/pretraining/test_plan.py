@@ -11,7 +11,7 @@ from cloze.hardware import AvailableMemory
 from cloze.model.cost import count_flops
 from cloze.progress import Silent
 from cloze.train.pretraining import plan as module
-from cloze.train.pretraining.length_schedule import flops_per_token
+from cloze.train.pretraining.phases import flops_per_token
 from cloze.train.pretraining.plan import expected_loss, plan, recorded_runs
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import PretrainSettings

@@ -15,8 +15,8 @@ from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
 from cloze.corpus.shards import Corpus, read_manifest
 from cloze.errors import ConfigError, DataError
-from cloze.interrupts import Interrupted
 from cloze.model import Bert, BertConfig
+from cloze.progress import Interrupted
 from cloze.text import Tokenizer, learn_pieces
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import PretrainSettings

@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.text.characters import IDEOGRAPHS
+from cloze.text.boundaries import IDEOGRAPHS
 
 BANDS, ROWS = 20, 6
 SIMILARITY = 0.8

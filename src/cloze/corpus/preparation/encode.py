@@ -22,7 +22,7 @@ import pyarrow.compute as kernels
 from numpy.typing import NDArray
 
 from cloze.text import Tokenizer
-from cloze.text.characters import starts_word
+from cloze.text.boundaries import starts_word
 from cloze.text.segmentation import WordSplitter, encode_words
 
 # Limits of the word cache, which takes 100 to 200 bytes per word.

@@ -55,9 +55,8 @@ from cloze.corpus.settings import EngineSettings, PrepareSettings
 from cloze.corpus.shards import FORMAT, MANIFEST, SHARDS, SPLITS, read_manifest
 from cloze.errors import ClozeError, DataError
 from cloze.files import check_named, check_replaceable, flush, write_json
-from cloze.interrupts import Interrupted, heard_at_once
 from cloze.locks import LOCK, aside_name, delete, locked, only_writer, real_target
-from cloze.progress import Progress, Silent
+from cloze.progress import Interrupted, Progress, Silent, heard_at_once
 from cloze.text import Tokenizer
 from cloze.text.segmentation import WordSplitter
 from cloze.text.tokenizer_files import TOKENIZER_FILES, find_vocabulary

@@ -3,7 +3,7 @@
 This is the unit of work of ``cloze prepare``, in a worker process or a cluster job. Its only inputs are the text files
 and the work folder: the plan, the vocabulary, the user's words, and the flags of documents to keep.
 
-    documents (``corpus/documents.py``) -> sentences (``text/sentences.py``) -> ids (``encode.py``)
+    documents (``corpus/documents.py``) -> sentences (``text/boundaries.py``) -> ids (``encode.py``)
         -> files, which appear complete or not at all
 """
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from cloze.errors import DataError, RequestError
 from cloze.files import read_json
 from cloze.inspect.patterns import DESCRIPTIONS
-from cloze.inspect.views.logit_lens import (
+from cloze.inspect.relations import (
     LayerFills,
     Neighbours,
     choose_positions,

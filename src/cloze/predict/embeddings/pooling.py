@@ -21,7 +21,7 @@ from cloze.errors import CheckpointError, RequestError, did_you_mean
 from cloze.model import Backbone, EncoderOutput
 from cloze.model.batch import Batch
 from cloze.text import Tokenizer
-from cloze.text.characters import is_ideograph
+from cloze.text.boundaries import is_ideograph
 
 if TYPE_CHECKING:
     from cloze.predict.vector_model import VectorModel

@@ -13,7 +13,7 @@ which changes only the rounding. The factor is the square root of the largest st
 balances the two. The size of features depends on the model rather than on the texts, so random tokens suffice: no text
 is needed, and quantizing while loading gives the same weights as quantizing before. Other products gain little.
 
-``FusedLayers`` runs all layers in one call to the C kernels (``native/kernels.py``) or ``scripted_layers.py``, provided
+``FusedLayers`` runs all layers in one call to the C kernels or TorchScript (``native/kernels.py``), provided
 that the layers are exactly those it was built from. Adapters, head gates, training and gradients use the plain layers.
 
 Dimensions: B sequences, T tokens, M rows (tokens of all sequences) or requested positions, H hidden size, K input
@@ -197,7 +197,7 @@ class Int8Linear(FrozenLinear):
 
 
 # For a short text, calling an operation costs as much as computing it, so there are few operations with folded
-# constants. TorchScript also compiles both functions (predict/quantization/scripted_layers.py).
+# constants. TorchScript also compiles both functions (predict/quantization/native/kernels.py).
 
 
 def spread(rows: Tensor, shares: Tensor | None, smallest: Tensor, step: float) -> tuple[Tensor, Tensor, Tensor]:

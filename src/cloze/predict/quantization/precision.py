@@ -39,10 +39,9 @@ from cloze.predict.quantization.linear import (
     round_product,
     round_products,
 )
-from cloze.predict.quantization.native.kernels import NativeLayers, NativeLinear, are_native
-from cloze.predict.quantization.scripted_layers import ScriptedLayers
+from cloze.predict.quantization.native.kernels import NativeLayers, NativeLinear, ScriptedLayers, are_native
 from cloze.text import Tokenizer
-from cloze.text.characters import is_ideograph
+from cloze.text.boundaries import is_ideograph
 from cloze.text.vocabulary import CONTINUATION
 
 logger = logging.getLogger("cloze")

@@ -8,7 +8,7 @@ spaces, and pairs of a wrong and a right word. Lines that cannot be parsed are r
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from cloze.errors import ConfigError, DataError
 from cloze.files import COMPRESSED, Lines, RowError, open_file
 from cloze.tasks.in_memory import TableSource
 from cloze.tasks.rows import OnBadRow, RowSettings, read_rows
-from cloze.text.characters import is_ideograph
+from cloze.text.boundaries import is_ideograph
 
 logger = logging.getLogger("cloze")
 
@@ -26,6 +26,7 @@ _NAMED_LINES = 5
 _BETWEEN = re.compile(r"(?:[\s,，、;；|/\"\[\]]|(?<![a-zA-Z])'|'(?![a-zA-Z]))+")
 _AFTER_WORD = re.compile(r"\t|[:：]|,|\s")
 
+Similar = Mapping[str, Sequence[str]]  # lower-case word -> similar words
 SOURCE, TARGET = "source", "target"  # default columns
 TRAINING, TEST = ("TrainingInputAll.txt", "TrainingTruthAll.txt"), ("TestInput.txt", "TestTruth.txt")
 _NUMBERED = re.compile(r"\(([^)]+=[^)]+)\)\s*(.*)")
@@ -234,3 +235,8 @@ def _character_pairs(word: str, other: str) -> list[tuple[str, str]]:
         same = len(word) == len(other)
         return [pair for pair in zip(word, other, strict=True) if pair[0] != pair[1]] if same else []
     return [] if any(map(is_ideograph, word + other)) else [(word, other)]
+
+
+def cased_like(word: str, other: str) -> str:
+    """Return ``other``, capitalized if ``word`` is."""
+    return other[:1].upper() + other[1:] if word[:1].isupper() else other

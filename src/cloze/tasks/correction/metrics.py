@@ -18,7 +18,7 @@ import numpy as np
 
 from cloze.errors import DataError
 from cloze.tasks.intervals import Floats, divide
-from cloze.text.characters import is_ideograph
+from cloze.text.boundaries import is_ideograph
 
 _RUN = re.compile(r"\w+|\W")
 

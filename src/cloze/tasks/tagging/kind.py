@@ -26,7 +26,7 @@ from cloze.tasks.tagging.columns import Sentence, Sentences, column_number, read
 from cloze.tasks.tagging.entities import ENTITY_METRICS, find_tags, have_entity_prefixes, normalize_tags, tag_metrics
 from cloze.tasks.tagging.windows import read_words, tag_windows
 from cloze.text import Tokenizer
-from cloze.text.characters import is_ideograph
+from cloze.text.boundaries import is_ideograph
 
 logger = logging.getLogger("cloze")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cloze.progress import Progress, Silent
-from cloze.text.characters import MAX_WINDOW, windows
+from cloze.text.boundaries import MAX_WINDOW, windows
 from cloze.text.encoding import RUNGS, Pieces, Rung, build_normalizer, unmarked_rung, word_spans
 from cloze.text.tokenizer import Tokenizer
 from cloze.text.vocabulary import CONTINUATION

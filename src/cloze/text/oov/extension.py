@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cloze.errors import DataError
 from cloze.files import Lines, open_file
-from cloze.text.characters import replace_surrogates
+from cloze.text.boundaries import replace_surrogates
 from cloze.text.encoding import build_normalizer
 from cloze.text.oov.ladder import Entity
 from cloze.text.tokenizer import Tokenizer

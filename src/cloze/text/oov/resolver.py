@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from cloze.errors import CheckpointError
 from cloze.text.encoding import Mark, Pieces, Rung, build_engine, build_normalizer, is_word_start
-from cloze.text.oov.ladder import LADDER_FILE, Entity
-from cloze.text.oov.spelling import Speller
+from cloze.text.oov.ladder import LADDER_FILE, Entity, Speller
 from cloze.text.tokenizer_files import TokenizerSettings
 from cloze.text.vocabulary import CONTINUATION, UNKNOWN
 

@@ -24,13 +24,12 @@ from cloze.checkpoint import ModelFolder, Pooling
 from cloze.errors import ClozeError, ConfigError, DataError, format_option
 from cloze.files import flush, read_json, replace_json
 from cloze.hardware import format_bytes
-from cloze.interrupts import Interrupted, heard_at_once
 from cloze.model.batch import Batch
 from cloze.options import PrecisionName
 from cloze.predict import Model
 from cloze.predict.embeddings.pooling import make_vectors
 from cloze.predict.quantization.precision import set_precision, use_without_int8
-from cloze.progress import Progress
+from cloze.progress import Interrupted, Progress, heard_at_once
 from cloze.tasks.metrics import spearman
 from cloze.train.distillation.raw_text import EncodedTexts
 

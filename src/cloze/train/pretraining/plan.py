@@ -33,15 +33,15 @@ from cloze.model.cost import Estimate
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.train.optimization import Precision, make_optimizer, measure_peak
-from cloze.train.pretraining.length_schedule import (
+from cloze.train.pretraining.objectives import new_objective
+from cloze.train.pretraining.objectives.masked import BaseObjective
+from cloze.train.pretraining.phases import (
     LengthSchedule,
     flops_per_token,
     open_tables,
     require_step_memory,
     step_memory,
 )
-from cloze.train.pretraining.objectives import new_objective
-from cloze.train.pretraining.objectives.masked import BaseObjective
 from cloze.train.pretraining.pretrain import start_model
 from cloze.train.settings import PretrainSettings
 

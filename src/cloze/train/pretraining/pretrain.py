@@ -27,15 +27,16 @@ from cloze.train.distributed import ProcessGroup, full_state_dict
 from cloze.train.loop import TensorBoardLogger, TrainerOptions, train
 from cloze.train.optimization import Precision, measure_peak
 from cloze.train.pretraining.held_out import evaluate_held_out, measured_phases, open_held_out
-from cloze.train.pretraining.length_schedule import (
+from cloze.train.pretraining.objectives import backbone_class, new_objective, pretraining_heads
+from cloze.train.pretraining.objectives.masked import BaseObjective
+from cloze.train.pretraining.phases import (
     LengthSchedule,
+    check_extension,
     flops_per_token,
     open_tables,
     require_step_memory,
+    start_of_extension,
 )
-from cloze.train.pretraining.objectives import backbone_class, new_objective, pretraining_heads
-from cloze.train.pretraining.objectives.masked import BaseObjective
-from cloze.train.pretraining.run_extension import check_extension, start_of_extension
 from cloze.train.run import Run, open_run
 from cloze.train.settings import MAY_CHANGE, RECORDED_IF_SET, PretrainSettings
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cloze.errors import DataError
-from cloze.tasks.text_edits import Editor, cased_like, changes_of, edit_rows, read_synonyms
+from cloze.tasks.correction.examples import cased_like
+from cloze.train.finetuning.augmentation import Editor, changes_of, edit_rows, read_synonyms
 
 TEXT = "The river, cold and grey, ran past the old mill; nobody had crossed it since the winter of that year."
 SIMILAR = {"river": ["stream", "brook"], "old": ["ancient"], "winter": ["autumn"]}

@@ -9,8 +9,8 @@ import huggingface_hub.constants
 import pytest
 
 from cloze.checkpoint.convert import convert
-from cloze.checkpoint.hub import fetch, find_source, is_hub_name
 from cloze.errors import CheckpointError
+from cloze.models import fetch, find_source, is_hub_name
 from cloze.predict import load
 from tests.model.made import model_folder, saved
 

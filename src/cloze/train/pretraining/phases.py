@@ -1,9 +1,14 @@
-"""The batches of pre-training: phases of growing sequence length, and objectives that take turns.
+"""The phases of pre-training: growing sequence length, objectives that take turns, and extended runs.
 
-Appendix A.2 of the paper has two phases: 90 % of the steps at 128 tokens, 10 % at 512.
+Appendix A.2 of the paper has two phases: 90 % of the steps at 128 tokens, 10 % at 512. Attention costs grow with the
+square of the length, so most of the training uses short sequences. ``LengthSchedule`` has the batches of each phase;
+``require_step_memory`` checks that its largest step fits into memory.
 
-Attention costs grow with the square of the length, so most of the training uses short sequences. This module also
-computes the cost of steps: operations per token, and the memory of the largest step.
+An extension (``cloze pretrain --extend``) continues the stable phase of a warm-up, stable, decay schedule. A finished
+or interrupted run with the schedule ``wsd`` keeps its newest checkpoint from before the decay. A new run starts there,
+with the optimizer's moments and the step count, stays at the peak learning rate until its own decay begins, and leaves
+the old run unchanged. A long training can therefore produce a fully decayed model at any point, and a training can be
+prolonged without a second warm-up.
 """
 
 import os
@@ -11,19 +16,25 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from cloze.checkpoint import RUN_MODEL, StateStore, TrainingState
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.settings import Objective, Phase
 from cloze.corpus.shards import Corpus
 from cloze.corpus.word_tables import WordTables, open_word_tables
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, format_option
+from cloze.files import OUR_JSON_LIMIT, read_json, replaced_file
 from cloze.hardware import format_bytes, require_memory
 from cloze.model import Backbone, Bert, BertConfig, HeadName
 from cloze.model.backbone import find_backbone
 from cloze.model.cost import Estimate
 from cloze.text import Tokenizer
+from cloze.train.distributed import ProcessGroup
+from cloze.train.optimization import Schedule
+from cloze.train.run import METRICS, SETTINGS, Run
 from cloze.train.settings import PretrainSettings
 
 _CYCLE = 100  # steps in which each objective of a mixture has its share
@@ -201,3 +212,68 @@ def flops_per_token(bert: Backbone, settings: PretrainSettings) -> float:
         for phase in phases
     ]
     return sum(share * cost for share, cost in zip(tokens, costs, strict=True)) / sum(tokens)
+
+
+# -- extended runs -----------------------------------------------------------------------------------------------------
+
+
+# Settings that an extension must keep. Others, such as corpus, lengths and objectives with the same heads, may change.
+_KEPT = ("preset", "model", "learning_rate", "schedule", "embedding_size", "shared_layers", "boundary")
+
+
+def check_extension(base: Path, out: Path, recorded: Mapping[str, Any]) -> None:
+    """Refuse to extend a folder that is not a run, or a run whose fixed settings differ.
+
+    Raises:
+        ConfigError: If it cannot be extended; the message names the setting that differs.
+    """
+    if (out / RUN_MODEL).is_dir() or StateStore(out / "checkpoints").newest() is not None:
+        return  # the extension has its own checkpoints and no longer needs the extended run
+    path = base / SETTINGS
+    if not path.is_file():
+        raise ConfigError(
+            f"{base}: is not a run of cloze pretrain; {format_option('extend')} takes the folder of such a run"
+        )
+    before = read_json(path, ConfigError, OUR_JSON_LIMIT)
+    if before.get("schedule") != "wsd":
+        raise ConfigError(
+            f"{base}: has the schedule {before.get('schedule', 'linear')}, whose learning rate falls from the start; "
+            f"only runs with {format_option('schedule', 'wsd')} can be extended; train its model further with "
+            f"{format_option('model', base)}"
+        )
+    for name in _KEPT:
+        if before.get(name) != recorded.get(name):
+            raise ConfigError(
+                f"{base}: has {name} {before.get(name)!r}, but this run has {recorded.get(name)!r}; an extension must "
+                f"keep it"
+            )
+
+
+def start_of_extension(base: Path, run: Run, settings: PretrainSettings, group: ProcessGroup) -> TrainingState | None:
+    """Return the state to start from, and copy the measurements until then; None if the run has its own checkpoints.
+
+    Raises:
+        ConfigError: If the run has no stable checkpoint, or one that is beyond the stable part of the new schedule.
+    """
+    if run.store.newest() is not None:
+        return None
+    state = StateStore(base / "checkpoints").stable()
+    if state is None:
+        raise ConfigError(
+            f"{base}: has no checkpoint from before the decay; let it run until it has saved one (save_every)"
+        )
+    schedule, seconds = Schedule.of(settings.loop()), float(state.figures["seconds"])
+    if not schedule.is_stable(state.step, seconds):
+        raise ConfigError(
+            f"{base}: its stable checkpoint is at step {state.step:,}, after {seconds / 3600:.2f} hours, where the "
+            f"decay of this run has already begun; use more {format_option('steps')} or {format_option('hours')}, "
+            f"counted from "
+            "the start of that run"
+        )
+    if group.is_main:
+        size, _ = state.figures["measured"]
+        measurements = (base / METRICS).read_bytes()[:size]
+        with replaced_file(run.folder / METRICS) as temporary:
+            temporary.write_bytes(measurements)
+    group.barrier()
+    return state
