@@ -215,6 +215,7 @@ STAGES: dict[str, Stage] = {
         load,
         entry=(
             "cloze.predict.loading:load",
+            "cloze.models:find_source",
             "cloze.predict.base_model:BaseModel.__init__",
             "cloze.model.surgery:with_heads",
             "cloze.checkpoint.adapter_folder:base_files",
