@@ -32,7 +32,7 @@ BackboneName = Literal["bert", "gpt"]
 Prediction = Literal["masked", "next"]
 PREDICTS: dict[BackboneName, Prediction] = {"bert": "masked", "gpt": "next"}
 # Position embeddings: a learned table, or fixed sines and cosines. See model/building_blocks.py.
-PositionKind = Literal["learned", "sinusoidal"]
+PositionKind = Literal["learned", "sinusoidal", "relative_key", "relative_key_query"]
 
 # Precision of predictions: see predict/quantization/precision.py.
 PrecisionName = Literal["auto", "fp32", "bf16", "int8"]

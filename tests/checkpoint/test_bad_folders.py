@@ -95,8 +95,8 @@ def test_no_weights(folder: Path) -> None:
             ": model_type is 'roberta'; only 'bert', 'albert'",
         ),
         (
-            {"position_embedding_type": "relative_key"},
-            ": position_embedding_type is 'relative_key'; cloze supports encoders with",
+            {"position_embedding_type": "rotary"},
+            ": position_kind is 'rotary'; expected learned or",
         ),
         ({"model_type": ["bert"]}, ": model_type is ['bert']; only"),
         ({"cloze_sentence_task": "order"}, ": cloze_sentence_task is 'order'; expected 'nsp' or 'sop'"),

@@ -24,7 +24,7 @@ from cloze.model import HEAD_NAMES, Backbone, BertConfig, HeadName
 from cloze.tasks.kind import TaskLabels
 from cloze.tasks.registry import labelled_kinds
 
-_DERIVED = {"bert.embeddings.position_ids", "albert.embeddings.position_ids"}
+_DERIVED = {f"{base}.embeddings.position_ids" for base in ("bert", "albert", "electra", "deberta")}
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,11 @@ def _heads(
         return [name for name in HEAD_NAMES if any(tensor.startswith(f"heads.{name}.") for tensor in found)]
     heads: list[HeadName] = []
     words: HeadName = "lm" if layout == "gpt" else "mlm"
-    if _has(found, f"heads.{words}.bias", layout) and _has(found, f"heads.{words}.dense.weight", layout):
+    transforms = layout == "xlnet" or _has(found, f"heads.{words}.dense.weight", layout)  # XLNet's head is only a bias
+    if _has(found, f"heads.{words}.bias", layout) and transforms:
         heads.append(words)
+    if _has(found, "heads.rtd.output.weight", layout):
+        heads.append("rtd")
     # These heads require a pooler; without one, their tensors are reported as unused.
     pooled = _has(found, "pooler.dense.weight", layout) and not reads_mean
     if _has(found, f"heads.{sentence_head}.output.weight", layout) and pooled:
@@ -110,7 +113,7 @@ def _heads(
     elif layout == "gpt" and (pooled or reads_mean):
         names: tuple[HeadName, ...] = ("sequence", "choice")
         heads += [name for name in names if _has(found, f"heads.{name}.output.weight", layout)]
-    elif "classifier.weight" in found and (pooled or reads_mean or task_head == "token"):
+    elif _has(found, f"heads.{task_head}.output.weight", layout) and (pooled or reads_mean or task_head == "token"):
         heads.append("sequence" if task_head == "span" else task_head)
     return heads
 

@@ -14,7 +14,7 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from cloze.checkpoint.names import Layout, layout_of
+from cloze.checkpoint.names import HEAD_CLASSES, Layout, class_name, layout_of
 from cloze.errors import CheckpointError, ConfigError, did_you_mean
 from cloze.model import Backbone, BertConfig, HeadName
 from cloze.model.backbone import find_backbone, registered_types
@@ -52,15 +52,7 @@ _ALBERT_DEFAULTS = {
 
 # NSP and SOP heads have the same tensors; the task is recorded if it is not the default of the architecture.
 _SENTENCE_TASK = "cloze_sentence_task"
-_USUAL_TASK: dict[Layout, HeadName] = {"bert": "nsp", "gpt": "nsp", "albert": "sop", "native": "nsp"}
-
-# Several kinds of heads have tensors named "classifier"; the class that saved the folder identifies the kind.
-_HEAD_CLASSES: dict[str, HeadName] = {
-    "ForSequenceClassification": "sequence",
-    "ForTokenClassification": "token",
-    "ForMultipleChoice": "choice",
-    "ForQuestionAnswering": "span",
-}
+_USUAL_TASK: dict[Layout, HeadName] = {"albert": "sop"}  # all others: nsp
 
 # Key of task properties that other libraries do not have.
 _TASK_KEY = "cloze_task"
@@ -121,14 +113,22 @@ def read_layout(values: dict[str, Any]) -> Layout:
 
 def read_config(values: dict[str, Any], path: Path) -> BertConfig:
     """Build the configuration from a parsed ``config.json``."""
-    config_type = read_backbone(values, path).config_type
+    backbone = read_backbone(values, path)
+    config_type = backbone.config_type
+    try:
+        values = backbone.read_values(values)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     # Additional fields of an architecture keep their names.
-    extra = {field.name: values[field.name] for field in _added_fields(config_type) if field.name in values}
+    extra: dict[str, Any] = {
+        field.name: values[field.name] for field in _added_fields(config_type) if field.name in values
+    }
     if read_layout(values) == "albert":
         values = _ALBERT_DEFAULTS | {key: value for key, value in values.items() if value is not None}
         extra = {"embedding_size": values["embedding_size"], "shared_layers": _read_sharing(values, path)}
+    elif read_layout(values) == "electra" and values.get("embedding_size", 128) != values.get("hidden_size"):
+        extra = {"embedding_size": values.get("embedding_size", 128)}
     for key, expected in {
-        "position_embedding_type": "absolute",
         "is_decoder": backbone_type(values) == "gpt",
         "add_cross_attention": False,
     }.items():
@@ -139,11 +139,19 @@ def read_config(values: dict[str, Any], path: Path) -> BertConfig:
         raise CheckpointError(f"{path}: lacks {', '.join(missing)}; is this a BERT folder?")
     try:
         # As in transformers, null means the default value.
-        known = {ours: values[theirs] for ours, theirs in _NAMES.items() if values.get(theirs) is not None}
-        extra["position_kind"] = values.get(_POSITIONS_KEY, "learned")
+        known: dict[str, Any] = {
+            ours: values[theirs] for ours, theirs in _NAMES.items() if values.get(theirs) is not None
+        }
+        extra["position_kind"] = _read_positions(values)
         return config_type(**known, **extra, head_pooling=read_head_pooling(values, path))
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{path}: {error}") from error
+
+
+def _read_positions(values: dict[str, Any]) -> Any:
+    """Return the kind of positions; a table of absolute positions is learned or sinusoidal."""
+    kind = values.get("position_embedding_type") or "absolute"
+    return values.get(_POSITIONS_KEY, "learned") if kind == "absolute" else kind
 
 
 def _added_fields(config_type: type[BertConfig]) -> list[Field[Any]]:
@@ -167,7 +175,7 @@ def _read_sharing(values: dict[str, Any], path: Path) -> bool:
 
 def read_sentence_task(values: dict[str, Any], path: Path) -> HeadName:
     """Return the sentence head (NSP or SOP) that the tensors belong to, if there are any."""
-    task = values.get(_SENTENCE_TASK, _USUAL_TASK[read_layout(values)])
+    task = values.get(_SENTENCE_TASK, _USUAL_TASK.get(read_layout(values), "nsp"))
     if task == "nsp":
         return "nsp"
     if task == "sop":
@@ -179,9 +187,9 @@ def read_task_head(values: dict[str, Any]) -> HeadName:
     """Return the head that the tensors named ``classifier`` belong to."""
     names = values.get("architectures")
     for name in names if isinstance(names, list) else ():
-        kind = name.removeprefix("Bert").removeprefix("Albert") if isinstance(name, str) else ""
-        if kind in _HEAD_CLASSES:
-            return _HEAD_CLASSES[kind]
+        for kind, head in HEAD_CLASSES.items():
+            if isinstance(name, str) and kind in name:
+                return head
     return "sequence"
 
 
@@ -301,14 +309,17 @@ def write_config(
     class_heads = tuple(head for head in heads if head != mean_head)
     # The type to compute in: float32 even for half-precision files, because CPUs are slow or inaccurate in float16.
     values: dict[str, Any] = {
-        "architectures": [_class_name(class_heads, layout)] if layout != "native" else [type(model).__name__],
+        "architectures": [class_name(class_heads, layout)] if layout != "native" else [type(model).__name__],
         "model_type": "bert" if layout == "gpt" else model.model_type,
         "dtype": "float32",
     }
     values |= {"is_decoder": True} if layout == "gpt" else {}
-    values |= {_POSITIONS_KEY: config.position_kind} if config.position_kind != "learned" else {}
+    if config.position_kind != "learned":
+        values["position_embedding_type" if config.has_distances else _POSITIONS_KEY] = config.position_kind
     values |= {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
     values |= {field.name: getattr(config, field.name) for field in _added_fields(type(config))}
+    if "rtd" in heads:
+        values["embedding_size"] = config.table_width  # for ELECTRA's classes; their default is 128
     if layout == "albert":
         values |= {
             "embedding_size": config.embedding_size,
@@ -321,10 +332,11 @@ def write_config(
     if mean_head is not None:
         values |= {_POOLING_KEY: model.pooling, _HEAD_KEY: mean_head} | ({_NORMALIZE_KEY: True} if normalized else {})
     for sentence_task in ("nsp", "sop"):
-        if sentence_task in heads and sentence_task != _USUAL_TASK[layout]:
+        if sentence_task in heads and sentence_task != _USUAL_TASK.get(layout, "nsp"):
             values[_SENTENCE_TASK] = sentence_task
     if correcting is not None:
         values[_CORRECTING_KEY] = correcting
+    values = model.write_values(values)
     return values if task is None else values | _task_values(task)
 
 
@@ -351,26 +363,3 @@ def _task_values(task: TaskLabels) -> dict[str, Any]:
     if derived_kind(kind.head, max(1, len(task.names)), kind.problem_type) != kind:
         own["kind"] = kind.name
     return values | ({_TASK_KEY: own} if own else {})
-
-
-def _class_name(heads: tuple[HeadName, ...], layout: Layout) -> str:
-    if layout == "gpt":
-        return _gpt_class_name(heads)
-    family = "Bert" if layout == "bert" else "Albert"
-    for kind, head in _HEAD_CLASSES.items():
-        if head in heads:
-            return family + kind
-    if not {"nsp", "sop"} & set(heads):
-        return family + ("ForMaskedLM" if "mlm" in heads else "Model")
-    # transformers has no ALBERT class for a sentence head without a masked-LM head.
-    return family + ("ForPreTraining" if "mlm" in heads or layout == "albert" else "ForNextSentencePrediction")
-
-
-def _gpt_class_name(heads: tuple[HeadName, ...]) -> str:
-    """Return the class that computes the same; ``transformers`` pools the first token, so not for pooled heads."""
-    classes: dict[HeadName, str] = {
-        "lm": "BertLMHeadModel",
-        "token": "BertForTokenClassification",
-        "span": "BertForQuestionAnswering",
-    }
-    return next((name for head, name in classes.items() if head in heads), "BertModel")

@@ -257,7 +257,7 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
 
 def _pooler_module(model: Backbone) -> Projection | None:
     """Return the pooler as a ``sentence-transformers`` module on ``[CLS]``; None if the model has none."""
-    if model.pooler is None or model.capabilities.summary != "first":
+    if model.pooler is None or model.capabilities.summary != "first" or model.config.pooler_activation != "tanh":
         return None
     dense = model.pooler.dense
     return Projection(dense.weight.detach().cpu(), dense.bias.detach().cpu(), "tanh")

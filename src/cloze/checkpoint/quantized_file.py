@@ -87,8 +87,11 @@ def require_fused_kernels(model: Backbone, feature: str) -> Bert:
     Raises:
         ConfigError: If the architecture does not declare them.
     """
-    if not (model.capabilities.fused_kernels and isinstance(model, Bert)):
-        raise ConfigError(f"{feature} is not implemented for models of type {model.model_type!r}; use fp32 or auto")
+    if not (model.fused_kernels and isinstance(model, Bert)):
+        kind = f"models of type {model.model_type!r}"
+        if model.config.has_distances:
+            kind += f" with position_kind {model.config.position_kind!r}"
+        raise ConfigError(f"{feature} is not implemented for {kind}; use fp32 or auto")
     return model
 
 

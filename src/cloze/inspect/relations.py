@@ -162,7 +162,7 @@ def _loss_increases(model: Model, encoding: Encoding, positions: Tensor) -> NDAr
     losses = torch.zeros(count, count)  # loss at the row's token with the column's masked as well
     for part in _batch_slices(len(first), len(encoding.ids)):
         both = torch.stack([first[part], second[part]])  # (2, B)
-        states = _masked_states(model, encoding, positions[both])  # (B, T, H)
+        states = _masked_states(model, encoding, positions[both], for_words=True)  # (B, T, H)
         rows = torch.arange(states.shape[0])
         for predicted, other in (both, both.flip(0)):
             logits = model.bert.heads["mlm"](states[rows, positions[predicted]])  # (B, V)
@@ -183,13 +183,16 @@ def _state_changes(model: Model, encoding: Encoding, positions: Tensor) -> NDArr
     return result
 
 
-def _masked_states(model: Model, encoding: Encoding, masked: Tensor) -> Tensor:
-    """Return the last states of copies of a sequence, each with its column's tokens masked: (M, B) -> (B, T, H)."""
+def _masked_states(model: Model, encoding: Encoding, masked: Tensor, *, for_words: bool = False) -> Tensor:
+    """Return the last states of copies of a sequence, each with its column's tokens masked: (M, B) -> (B, T, H).
+
+    ``for_words``: the states for the masked-word head, which differ in some architectures.
+    """
     ids = torch.tensor(encoding.ids).repeat(masked.shape[1], 1)
     ids[torch.arange(masked.shape[1]), masked] = model.tokenizer.mask_id
     segments = torch.tensor(encoding.segments).expand_as(ids)
-    states: Tensor = model.bert.encode(ids.to(model.device), segments.to(model.device)).last
-    return states
+    ids, segments = ids.to(model.device), segments.to(model.device)
+    return model.bert.word_states(ids, segments) if for_words else model.bert.encode(ids, segments).last
 
 
 def _batch_slices(count: int, length: int) -> Iterator[slice]:

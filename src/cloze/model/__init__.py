@@ -7,6 +7,7 @@ from cloze.model.backbone import Backbone, Capabilities, first_positions, regist
 from cloze.model.bert import Bert
 from cloze.model.building_blocks import EncoderOutput
 from cloze.model.config import PRESETS, BertConfig, preset
+from cloze.model.deberta import Deberta, DebertaV2
 from cloze.model.encoder import Encoder
 from cloze.model.gpt import Gpt
 from cloze.model.heads import HEAD_NAMES, HeadName
@@ -18,6 +19,8 @@ __all__ = [
     "Bert",
     "BertConfig",
     "Capabilities",
+    "Deberta",
+    "DebertaV2",
     "Encoder",
     "EncoderOutput",
     "Gpt",

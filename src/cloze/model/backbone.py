@@ -88,7 +88,6 @@ class Backbone(nn.Module):
         """Create the layers below the heads."""
         raise NotImplementedError
 
-    @abstractmethod
     def encode(
         self,
         ids: Tensor,
@@ -99,7 +98,7 @@ class Backbone(nn.Module):
         keep_states: bool = False,
         keep_attentions: bool = False,
     ) -> EncoderOutput:
-        """Encode a batch.
+        """Encode a batch, by default with ``encoder``.
 
         Args:
             ids: Token ids, (B, T).
@@ -109,7 +108,42 @@ class Backbone(nn.Module):
             keep_states: Return the states of every layer, embeddings first.
             keep_attentions: Return the attention weights; an architecture without attention returns none.
         """
-        raise NotImplementedError
+        return self.encoder(  # type: ignore[no-any-return]
+            ids, segments, mask, needed=needed, keep_states=keep_states, keep_attentions=keep_attentions
+        )
+
+    def word_states(
+        self, ids: Tensor, segments: Tensor, mask: Tensor | None = None, needed: Tensor | None = None
+    ) -> Tensor:
+        """Return the states from which the masked-word head predicts: (B, T) -> (B, T, H).
+
+        By default, these are the last states. An architecture that predicts words in another way than it encodes texts
+        overrides this. The arguments are those of ``forward``; states that are not needed may be 0.
+        """
+        return self.encode(ids, segments, mask, needed=needed).last
+
+    @property
+    def words_apart(self) -> bool:
+        """Whether ``word_states`` differ from the last states, so that other heads need another pass."""
+        return False
+
+    @property
+    def fused_kernels(self) -> bool:
+        """Whether the fused layers and the bf16 and int8 products compute exactly what this model does."""
+        return self.capabilities.fused_kernels
+
+    @classmethod
+    def read_values(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Translate a ``config.json`` of ``transformers`` to the keys of BERT.
+
+        Raises:
+            ConfigError: If it describes layers that this class does not implement.
+        """
+        return values
+
+    def write_values(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Translate a ``config.json`` with the keys of BERT to that of ``transformers``; the inverse of the other."""
+        return values
 
     @property
     @abstractmethod

@@ -6,41 +6,31 @@ one of ``sequence``, ``token``, ``span`` and ``choice``.
 
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from cloze.errors import ConfigError
 from cloze.model.backbone import Backbone, Capabilities, register_backbone
-from cloze.model.building_blocks import EncoderOutput
 from cloze.model.config import BertConfig
-from cloze.model.encoder import Encoder
+from cloze.model.encoder import Encoder, SelfAttention
+from cloze.model.relative import DistanceAttention
 
 
 @register_backbone
 class Bert(Backbone):
     """BERT, or ALBERT if the embeddings are factorized (``BertConfig.embedding_size`` is set)."""
 
-    model_types: ClassVar[tuple[str, ...]] = ("bert", "albert")
+    model_types: ClassVar[tuple[str, ...]] = ("bert", "albert", "electra")
     capabilities = Capabilities(bidirectional=True, has_positions=True, summary="first", fused_kernels=True)
     encoder: Encoder
 
     def build(self, config: BertConfig) -> None:
         """Create the Transformer encoder."""
-        self.encoder = Encoder(config)
+        self.encoder = Encoder(config, attention=DistanceAttention if config.has_distances else SelfAttention)
 
-    def encode(
-        self,
-        ids: Tensor,
-        segments: Tensor,
-        mask: Tensor | None = None,
-        *,
-        needed: Tensor | None = None,
-        keep_states: bool = False,
-        keep_attentions: bool = False,
-    ) -> EncoderOutput:
-        """Run the Transformer encoder."""
-        return self.encoder(  # type: ignore[no-any-return]
-            ids, segments, mask, needed=needed, keep_states=keep_states, keep_attentions=keep_attentions
-        )
+    @property
+    def fused_kernels(self) -> bool:
+        """Whether the fused layers implement this model: they do unless attention depends on distances."""
+        return self.capabilities.fused_kernels and not self.config.has_distances
 
     @property
     def token_table(self) -> nn.Embedding:
@@ -49,8 +39,10 @@ class Bert(Backbone):
 
     @property
     def model_type(self) -> str:
-        """The ``model_type`` to save as: ``albert`` if the embeddings are factorized, otherwise ``bert``."""
-        return "bert" if self.config.embedding_size is None else "albert"
+        """The ``model_type`` to save as: ``bert``; with factorized embeddings ``albert``, or ``electra`` (head rtd)."""
+        if self.config.embedding_size is None:
+            return "bert"
+        return "electra" if "rtd" in self.heads else "albert"
 
 
 def require_bert(model: Backbone, feature: str) -> Bert:

@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import ClassVar, get_args
 
 from cloze.errors import ConfigError, did_you_mean
 from cloze.options import HeadPooling, PositionKind
@@ -13,6 +13,8 @@ from cloze.options import HeadPooling, PositionKind
 @dataclass(frozen=True)
 class BertConfig:
     """Hyperparameters of an encoder. Defaults are those of BERT-base, uncased."""
+
+    smallest: ClassVar[dict[str, int]] = {}  # smallest values of sizes that may be less than 1
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -49,8 +51,9 @@ class BertConfig:
         ):
             value = getattr(self, name)
             # The upper bound protects against damaged files: sizes are used before any tensor confirms them.
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**24:
-                raise ConfigError(f"{name} is {value!r}; expected a whole number from 1 to {2**24}")
+            least = self.smallest.get(name, 1)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 2**24:
+                raise ConfigError(f"{name} is {value!r}; expected a whole number from {least} to {2**24}")
         if not isinstance(self.pad_id, int) or isinstance(self.pad_id, bool) or not 0 <= self.pad_id < self.vocab_size:
             raise ConfigError(f"pad_id is {self.pad_id!r}; expected an id from 0 to {self.vocab_size - 1}")
         if self.hidden_size % self.heads:
@@ -94,6 +97,16 @@ class BertConfig:
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.heads
+
+    @property
+    def has_distances(self) -> bool:
+        """Whether attention depends on the distance of two tokens instead of on their absolute positions."""
+        return self.position_kind.startswith("relative")
+
+    @property
+    def pooler_activation(self) -> str:
+        """Activation of the pooler: tanh, or gelu in some other architectures."""
+        return "tanh"
 
     @property
     def table_width(self) -> int:

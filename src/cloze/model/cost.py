@@ -99,6 +99,7 @@ def count_parameters(
         + hidden * width
         + 3 * width
         + config.vocab_size,
+        "rtd": hidden * hidden + 2 * hidden + 1,
         "nsp": 2 * hidden + 2,
         "sop": 2 * hidden + 2,
         "relation": 3 * hidden + 3,

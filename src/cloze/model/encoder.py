@@ -18,7 +18,8 @@ L layers, V vocabulary, N tokens without padding, M requested positions. In a pa
 B is 1 and T is N.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ from cloze.model.config import BertConfig
 
 # Attention visibility: a padding mask (B, 1, 1, T), the groups of a packed row, or None for full attention.
 Visibility = Tensor | tuple[Group, ...] | None
+
+# Terms of the scores that depend on the distance of two tokens; None if attention ignores distances.
+DistanceTerms = tuple[Tensor, ...] | None
 
 # PyTorch's bfloat16 softmax on a CPU processes this many numbers at a time and the remainder one by one. For rows whose
 # length is not a multiple of it, a float32 softmax is about twice as fast (benchmarks/softmax.py).
@@ -49,7 +53,8 @@ class Embeddings(nn.Module):
         # padding_idx keeps the gradient of [PAD] at zero.
         self.token = table(config.vocab_size, config.table_width, padding_id=config.pad_id)
         self.segment = table(config.segments, config.table_width)
-        self.position: nn.Embedding = table(config.positions, config.table_width)
+        # None if attention itself depends on distances (model/relative.py).
+        self.position: Any = None if config.has_distances else table(config.positions, config.table_width)
         if config.position_kind == "sinusoidal":
             self.position = SinusoidalTable(config.positions, config.table_width, config.initial_deviation)
         self.norm = nn.LayerNorm(config.table_width, eps=config.norm_epsilon)
@@ -63,9 +68,11 @@ class Embeddings(nn.Module):
         ``positions`` (T,) default to 0, 1, 2, ...; a packed row passes its own, which restart at each sequence.
         """
         embedded = self.token(ids) + self.segment(segments)  # (B, T, E)
-        # (T, E), broadcast over B. An embedding lookup, not an index: the gradient of an index is summed by threads in
-        # no fixed order, which would make training irreproducible.
-        embedded = embedded + (self.position.weight[: ids.shape[1]] if positions is None else self.position(positions))
+        if self.position is not None:
+            # (T, E), broadcast over B. An embedding lookup, not an index: the gradient of an index is summed by threads
+            # in no fixed order, which would make training irreproducible.
+            rows = self.position.weight[: ids.shape[1]] if positions is None else self.position(positions)
+            embedded = embedded + rows
         narrow: Tensor = self.dropout(self.norm(embedded))  # (B, T, E)
         # Under bfloat16 autocast the projection returns bfloat16; the residual stream stays float32.
         return narrow if self.to_hidden is None else self.to_hidden(narrow).to(narrow.dtype)
@@ -95,29 +102,50 @@ class SelfAttention(nn.Module):
         self, hidden: Tensor, visible: Visibility, keep_weights: bool, needed: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Attend: (B, T, H) -> (B, T, H), or (M, H) for ``needed`` positions; and weights (B, A, T, T) on request."""
-        projected = self.query_key_value(hidden)  # (B, T, 3 H)
+        projected = self.project(hidden)  # (B, T, 3 H)
         if self.low_rank is not None:
             projected = projected + self.low_rank(hidden)
         if isinstance(visible, tuple):
             context, weights = self._attend_groups(projected, visible), None
         else:
-            context, weights = self._attend(projected, visible, keep_weights)
+            terms = self.distance_terms(hidden.shape[1])
+            context, weights = self._attend(projected, visible, terms, keep_weights)
         if needed is not None:
             context = gather_states(context, needed)  # (M, H)
         return self.output(context), weights if keep_weights else None
 
+    def project(self, hidden: Tensor) -> Tensor:
+        """Return the queries, keys and values of all heads: (B, T, H) -> (B, T, 3 H)."""
+        return self.query_key_value(hidden)  # type: ignore[no-any-return]
+
+    def split(self, projected: Tensor) -> Tensor:
+        """Separate queries, keys and values, and the heads: (B, T, 3 H) -> (3, B, A, T, D)."""
+        by_head = projected.view(*projected.shape[:2], 3, self.heads, self.head_size)  # (B, T, 3, A, D)
+        return by_head.permute(2, 0, 3, 1, 4)
+
+    def distance_terms(self, length: int) -> DistanceTerms:  # noqa: ARG002 (for subclasses)
+        """Return what the scores need to depend on distances, for sequences of up to ``length`` tokens.
+
+        BERT's scores do not depend on distances: positions are part of the embeddings. Relatives of BERT override this
+        and ``weights`` (model/relative.py, model/deberta.py).
+        """
+        return None
+
+    def weights(self, query: Tensor, key: Tensor, mask: Tensor | None, terms: DistanceTerms) -> Tensor:  # noqa: ARG002
+        """Return the attention weights: queries and keys (B, A, T, D) -> (B, A, T, T)."""
+        return attention_weights(query, key, mask)
+
     def _attend(
-        self, projected: Tensor, mask: Tensor | None, keep_weights: bool = False
+        self, projected: Tensor, mask: Tensor | None, terms: DistanceTerms, keep_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Attend within each sequence: projections (B, T, 3 H) -> contexts (B, T, H), and weights if computed."""
         batch, length, width = projected.shape
-        by_head = projected.view(batch, length, 3, self.heads, self.head_size)  # (B, T, 3, A, D)
-        by_head = by_head.permute(2, 0, 3, 1, 4)  # (3, B, A, T, D)
+        by_head = self.split(projected)  # (3, B, A, T, D)
         weights = None
-        if keep_weights or self._needs_explicit_weights(projected):
+        if keep_weights or terms is not None or self._needs_explicit_weights(projected):
             # One contiguous copy here; otherwise each of the two products would copy its operands.
             query, key, value = by_head.contiguous()  # three of (B, A, T, D)
-            weights = attention_weights(query, key, self._with_past(mask, projected))  # (B, A, T, T)
+            weights = self.weights(query, key, self._with_past(mask, projected), terms)  # (B, A, T, T)
             # As in the original, dropout removes whole connections between tokens.
             context = self.dropout(weights) @ value  # (B, A, T, D)
         else:
@@ -142,8 +170,9 @@ class SelfAttention(nn.Module):
     def _attend_groups(self, projected: Tensor, groups: tuple[Group, ...]) -> Tensor:
         """Attend within each sequence of a packed row, group by group: (1, N, 3 H) -> (1, N, H)."""
         chunks = torch.split(projected.flatten(0, 1), [group.tokens for group in groups])  # of (n, 3 H)
+        terms = self.distance_terms(max(group.shape[1] for group in groups))
         contexts = [
-            group.unpad(self._attend(group.pad(chunk), group.mask)[0])
+            group.unpad(self._attend(group.pad(chunk), group.mask, terms)[0])
             for chunk, group in zip(chunks, groups, strict=True)
         ]
         return torch.cat(contexts)[None]  # of (n, H) -> (1, N, H)
@@ -166,6 +195,11 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor
     """
     # Scaling the query (T, D) is cheaper than scaling the scores (T, T); so is adding the mask in place.
     scores: Tensor = query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1)
+    return masked_softmax(scores, mask)
+
+
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the softmax over the keys where the mask is true: (B, A, T, T), broadcast to it. May overwrite scores."""
     dtype = scores.dtype
     if dtype == torch.bfloat16 and scores.device.type == "cpu" and scores.shape[-1] % _SOFTMAX_LANES:
         scores = scores.float()
@@ -182,9 +216,9 @@ class Layer(nn.Module):
     The residual sum lets a sublayer learn a correction of its input and gives gradients a direct path to lower layers.
     """
 
-    def __init__(self, config: BertConfig, *, causal: bool = False) -> None:
+    def __init__(self, config: BertConfig, attention: Callable[[BertConfig], SelfAttention] = SelfAttention) -> None:
         super().__init__()
-        self.attention = SelfAttention(config, causal=causal)
+        self.attention = attention(config)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
         self.expand = nn.Linear(config.hidden_size, config.feedforward_size)
         self.contract = nn.Linear(config.feedforward_size, config.hidden_size)
@@ -201,6 +235,10 @@ class Layer(nn.Module):
         attended, weights = self.attention(hidden, visible, keep_weights, needed)
         if needed is not None:
             hidden = gather_states(hidden, needed)  # (M, H), the residual of the same positions
+        return self.after_attention(hidden, attended), weights
+
+    def after_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Apply everything after attention, token by token: input and attended states (..., H) -> (..., H)."""
         attended = self.dropout(attended)
         if self.attention_adapter is not None:
             attended = self.attention_adapter(attended)
@@ -208,7 +246,7 @@ class Layer(nn.Module):
         transformed = self.dropout(self.contract(self.activation(self.expand(hidden))))  # (..., H) -> 4 H -> (..., H)
         if self.feedforward_adapter is not None:
             transformed = self.feedforward_adapter(transformed)
-        return self.feedforward_norm(hidden + transformed), weights
+        return self.feedforward_norm(hidden + transformed)  # type: ignore[no-any-return]
 
 
 class FusedPath(Protocol):
@@ -237,11 +275,17 @@ class Encoder(nn.Module):
       during the backward pass. This takes about a third more time and a fraction of the memory (Chen et al., 2016).
     """
 
-    def __init__(self, config: BertConfig, *, causal: bool = False) -> None:
+    def __init__(
+        self,
+        config: BertConfig,
+        embeddings: Any = None,
+        attention: Callable[[BertConfig], SelfAttention] = SelfAttention,
+    ) -> None:
+        """Create the layers; other architectures pass their own embeddings and attention."""
         super().__init__()
         self.depth = config.layers
-        self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(Layer(config, causal=causal) for _ in range(config.distinct_layers))
+        self.embeddings: Embeddings = Embeddings(config) if embeddings is None else embeddings
+        self.layers = nn.ModuleList(Layer(config, attention) for _ in range(config.distinct_layers))
         self.checkpointing = False
         self.fused_layers: FusedPath | None = None  # set by predict/quantization/precision.py
 
@@ -254,12 +298,14 @@ class Encoder(nn.Module):
         needed: Tensor | None = None,
         keep_states: bool = False,
         keep_attentions: bool = False,
+        depth: int | None = None,
     ) -> EncoderOutput:
-        """Encode a batch; takes the same arguments as ``Backbone.encode``."""
+        """Encode a batch; takes the same arguments as ``Backbone.encode``. ``depth`` layers are applied, or all."""
         packing = None if mask is None or keep_attentions else self._pack(mask)
         hidden, visible = self._embed(ids, segments, mask, packing)
         read = needed if needed is None or packing is None else packing.locate(needed)  # (M,), indices into hidden
-        states, attentions = self._run_layers(hidden, visible, read, keep_states, keep_attentions)
+        depth = self.depth if depth is None else depth
+        states, attentions = self._run_layers(hidden, visible, read, keep_states, keep_attentions, depth)
         last = states.pop()
         if needed is not None:
             last = scatter_states(last, needed, ids.shape)  # (M, H) -> (B, T, H)
@@ -287,7 +333,13 @@ class Encoder(nn.Module):
         return Packing.of(mask) if not torch.is_grad_enabled() and mask.device.type == "cpu" else None
 
     def _run_layers(
-        self, hidden: Tensor, visible: Visibility, needed: Tensor | None, keep_states: bool, keep_weights: bool
+        self,
+        hidden: Tensor,
+        visible: Visibility,
+        needed: Tensor | None,
+        keep_states: bool,
+        keep_weights: bool,
+        depth: int,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the last state, or with ``keep_states`` all states, embeddings first; and requested attentions."""
         if self.fused_layers is not None and not keep_weights:
@@ -295,8 +347,8 @@ class Encoder(nn.Module):
             if fused is not None:
                 return fused, []
         states, attentions = [hidden], []
-        for number in range(self.depth):
-            is_last = number == self.depth - 1
+        for number in range(depth):
+            is_last = number == depth - 1
             hidden, weights = self._run_layer(number, hidden, visible, keep_weights, needed if is_last else None)
             states = [*states, hidden] if keep_states else [hidden]
             if keep_weights:

@@ -10,12 +10,14 @@ matrix, and sequences of the form ``[CLS] text [SEP]``. Folders are those of ``B
 (``is_decoder``).
 """
 
+from functools import partial
 from typing import ClassVar
 
 from cloze.model.backbone import Capabilities, register_backbone
 from cloze.model.bert import Bert
 from cloze.model.config import BertConfig
-from cloze.model.encoder import Encoder
+from cloze.model.encoder import Encoder, SelfAttention
+from cloze.model.relative import DistanceAttention
 
 
 @register_backbone
@@ -29,7 +31,8 @@ class Gpt(Bert):
 
     def build(self, config: BertConfig) -> None:
         """Create the encoder with causal attention."""
-        self.encoder = Encoder(config, causal=True)
+        attention = DistanceAttention if config.has_distances else SelfAttention
+        self.encoder = Encoder(config, attention=partial(attention, causal=True))
 
     @property
     def model_type(self) -> str:

@@ -20,9 +20,9 @@ from cloze.model.building_blocks import Dropout, EncoderOutput, activation, init
 from cloze.model.config import BertConfig
 from cloze.options import FeatureHead, Features, HeadPooling
 
-# Pre-training: masked words, next word, next sentence, sentence order, relation of segments, span boundaries. Then the
-# tasks.
-HeadName = Literal["mlm", "lm", "nsp", "sop", "relation", "sbo", "sequence", "token", "span", "choice"]
+# Pre-training: masked words, next word, next sentence, sentence order, relation of segments, span boundaries, replaced
+# tokens. Then the tasks.
+HeadName = Literal["mlm", "lm", "nsp", "sop", "relation", "sbo", "rtd", "sequence", "token", "span", "choice"]
 HEAD_NAMES: tuple[HeadName, ...] = get_args(HeadName)
 
 # Number of distinct offsets within a span, and the width of their vectors (section 4.2 of the SpanBERT paper).
@@ -39,15 +39,16 @@ class Head(nn.Module):
 
 
 class Pooler(nn.Module):
-    """A linear map and tanh, applied to the summary of the sequence (in BERT, the state of ``[CLS]``)."""
+    """A linear map and tanh (or gelu), applied to the summary of the sequence (in BERT, the state of ``[CLS]``)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = torch.tanh if config.pooler_activation == "tanh" else functional.gelu
 
     def forward(self, summary: Tensor) -> Tensor:
         """(B, H) -> (B, H)."""
-        return torch.tanh(self.dense(summary))
+        return self.activation(self.dense(summary))
 
 
 class MaskedWordHead(Head):
@@ -117,6 +118,22 @@ class SpanBoundaryHead(Head):
         hidden = self.first_norm(self.activation(self.first(torch.cat([before, after, offset], -1))))
         hidden = self.second_norm(self.activation(self.second(hidden)))
         return functional.linear(hidden, embedding.weight, self.bias)
+
+
+class ReplacedTokenHead(Head):
+    """Replaced-token detection: whether a token is original or from ELECTRA's generator (Clark et al., 2020)."""
+
+    is_pretraining = True
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = activation(config.activation)
+        self.output = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return the logit that a token was replaced: (..., H) -> (...)."""
+        return self.output(self.activation(self.dense(states))).squeeze(-1)  # type: ignore[no-any-return]
 
 
 class SentenceHead(Head):
@@ -238,6 +255,7 @@ HEADS: dict[HeadName, type[Head]] = {
     "sop": SentenceHead,
     "relation": RelationHead,
     "sbo": SpanBoundaryHead,
+    "rtd": ReplacedTokenHead,
     "sequence": SequenceHead,
     "token": TokenHead,
     "span": SpanHead,
@@ -259,6 +277,8 @@ def build_head(
         return SentenceHead(config)
     if name == "relation":
         return RelationHead(config)
+    if name == "rtd":
+        return ReplacedTokenHead(config)
     if name == "sequence":
         return (ComparisonHead if pooling == "separate" else SequenceHead)(config, labels)
     if name == "token":

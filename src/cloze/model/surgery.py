@@ -103,6 +103,8 @@ def with_positions(model: Backbone, positions: int, *, start: RowStart = "copies
     sequence of copies ends and the next begins.
     """
     model = require_bert(model, "adding positions")
+    if model.config.has_distances:
+        raise ConfigError("adding positions is not possible: this model has a vector for each distance instead")
     _check_growth("positions", model.config.positions, positions)
     config = replace(model.config, positions=positions)  # checks the size before a list of this size is created
     rows = [place % model.config.positions for place in range(model.config.positions, positions)]

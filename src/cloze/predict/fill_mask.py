@@ -90,7 +90,7 @@ def _logs(model: "Model", groups: Iterator[list[Encoding]], select: Callable[[Ba
     @torch.inference_mode()
     def step(batch: Batch) -> list[Floats]:
         chosen = select(batch)  # (B, T)
-        last = model.bert(batch.ids, batch.segments, batch.mask, chosen.flatten().nonzero().flatten()).last
+        last = model.bert.word_states(batch.ids, batch.segments, batch.mask, chosen.flatten().nonzero().flatten())
         logs = model.bert.heads["mlm"](last[chosen]).float().log_softmax(-1)[:, : model.tokenizer.size].cpu()
         return [part.numpy() for part in logs.split(chosen.sum(1).tolist())]
 
@@ -155,7 +155,7 @@ def fill_blanks(model: "Model", encodings: Sequence[Encoding], top: int) -> list
     def step(batch: Batch) -> list[list[list[Filled]]]:
         blanks = batch.ids == model.tokenizer.mask_id
         needed = blanks.flatten().nonzero().flatten()
-        states = model.bert(batch.ids, batch.segments, batch.mask, needed).last[blanks]  # (M, H)
+        states = model.bert.word_states(batch.ids, batch.segments, batch.mask, needed)[blanks]  # (M, H)
         words = iter([words for part in states.split(_HELD) for words in _best(model, part, top)])
         return [[next(words) for _ in range(count)] for count in blanks.sum(1).tolist()]
 

@@ -291,7 +291,7 @@ def build_facts(trace: ForwardTrace, name: str = "", heads_file: Path | None = N
     facts |= {"model": name, "texts": trace.texts, "cut": encoding.dropped}
     states = torch.stack(trace.states).float().cpu().numpy()  # (L + 1, T, H)
     facts |= {"neighbours": _neighbours_json(nearest_tokens(states)), "pieces": _nearest_pieces(model, encoding)}
-    if "mlm" in model.heads:
+    if "mlm" in model.heads and not model.bert.words_apart:  # the states of lower layers are no input of such a head
         positions = choose_positions(encoding.ids, model.tokenizer.mask_id)
         facts["fills"] = _fills_json(fill_layers(model.bert, model.tokenizer, trace.states, positions))
     return facts

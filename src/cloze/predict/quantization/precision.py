@@ -82,7 +82,7 @@ def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device
         raise ConfigError(
             f"precision int8 only runs on the CPU, not on {device.type}; use bf16, or {format_option('device', 'cpu')}"
         )
-    if not folder.model.capabilities.fused_kernels:
+    if not folder.model.fused_kernels:
         if name in ("bf16", "int8"):
             require_fused_kernels(folder.model, f"precision {name}")
         return  # models are loaded in fp32
@@ -154,7 +154,7 @@ def _vector_maker(folder: ModelFolder) -> VectorMaker:
 
 def precision_of(bert: Backbone) -> PrecisionName:
     """Return the current precision of a model."""
-    if not bert.capabilities.fused_kernels:
+    if not bert.fused_kernels:
         return "fp32"
     _, first = next(layer_products(bert))  # all products have the same precision
     if isinstance(first, Int8Linear | NativeLinear):
@@ -164,7 +164,7 @@ def precision_of(bert: Backbone) -> PrecisionName:
 
 def use_products(bert: Backbone, name: PrecisionName, weights: Mapping[str, Int8Weight]) -> None:
     """Replace the linear layers with those of a precision; ``weights`` are int8 weights from a file, if any."""
-    if name == "fp32" and not bert.capabilities.fused_kernels:
+    if name == "fp32" and not bert.fused_kernels:
         return
     encoder = require_fused_kernels(bert, f"precision {name}").encoder
     for place, linear in list(layer_products(bert)):

@@ -236,7 +236,7 @@ def load_for_service(
     for note in folder.notes:
         logger.warning("%s: %s", source, note)
     model = Model(folder, device=device, precision="fp32")
-    if model.device.type != "cpu" or not folder.model.capabilities.fused_kernels:
+    if model.device.type != "cpu" or not folder.model.fused_kernels:
         set_precision(folder, "auto", model.device)
         on = f"models of type {folder.model.model_type!r}" if model.device.type == "cpu" else model.device.type
         return model, ServicePrecision(model.precision, f"as int8 is not implemented for {on}")

@@ -99,7 +99,7 @@ class TeacherVectors:
             path.unlink(missing_ok=True)
         if precision != "auto":
             set_precision(teacher, precision, device)
-        elif teacher.model.capabilities.fused_kernels:
+        elif teacher.model.fused_kernels:
             use_without_int8(teacher, device)
         replace_json(record, {"key": self._key, "precision": self._model.precision})
 

@@ -170,7 +170,7 @@ class ContextualAugmenter:
     def _propose(self, batch: Batch) -> list[list[Proposals]]:
         """Return the most likely pieces at each masked word: one more than needed, since the word itself may be one."""
         bert, mask_id = self._model.bert, self._model.tokenizer.mask_id
-        last = bert.encode(batch.ids, batch.segments, batch.mask).last
+        last = bert.word_states(batch.ids, batch.segments, batch.mask)
         proposals = []
         for ids, states in zip(batch.ids, last, strict=True):
             logits = bert.heads["mlm"](states[ids == mask_id])[:, : len(self._is_word)]

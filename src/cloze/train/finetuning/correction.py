@@ -54,7 +54,7 @@ class CorrectionObjective(nn.Module):
         """Return this part's share of the loss of a batch."""
         inputs, targets = batch.inputs, batch.targets.flatten()
         positions = targets.ne(IGNORED).nonzero().flatten()  # (M,)
-        last = self.model(inputs.ids, inputs.segments, inputs.mask, positions).last
+        last = self.model.word_states(inputs.ids, inputs.segments, inputs.mask, positions)
         logits = masked_word_logits(self.model, last, positions).float()  # (M, V)
         selected, total = targets[positions], max(1, totals["targets"])
         right = logits.detach().argmax(-1).eq(selected).sum()

@@ -308,4 +308,4 @@ def _logits(bert: Backbone, batch: PretrainingBatch, device: torch.device) -> Te
         torch.from_numpy(array).to(device) for array in (batch.ids, batch.segments, batch.positions)
     )
     real = torch.arange(ids.shape[1]) < torch.from_numpy(batch.lengths)[:, None]
-    return masked_word_logits(bert, bert(ids, segments, real.to(device), positions).last, positions)
+    return masked_word_logits(bert, bert.word_states(ids, segments, real.to(device), positions), positions)
