@@ -27,11 +27,12 @@ FeatureHead = Literal["linear", "lstm"]
 HeadPooling = Literal["cls", "mean", "separate"]
 
 # Architectures that ``cloze pretrain`` trains: see model/ and train/pretraining/objectives/.
-BackboneName = Literal["bert", "gpt"]
+BackboneName = Literal["bert", "gpt", "deberta"]
 # What a backbone predicts in pre-training: masked tokens, or the next token at every position.
 Prediction = Literal["masked", "next"]
-PREDICTS: dict[BackboneName, Prediction] = {"bert": "masked", "gpt": "next"}
-# Position embeddings: a learned table, or fixed sines and cosines. See model/building_blocks.py.
+PREDICTS: dict[BackboneName, Prediction] = {"bert": "masked", "gpt": "next", "deberta": "masked"}
+# Positions of BERT: a learned table, fixed sines and cosines (model/building_blocks.py), or in every layer a vector for
+# each distance that queries read, or queries and keys (model/relative.py).
 PositionKind = Literal["learned", "sinusoidal", "relative_key", "relative_key_query"]
 
 # Precision of predictions: see predict/quantization/precision.py.

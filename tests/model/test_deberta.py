@@ -186,7 +186,7 @@ def test_every_parameter_is_trained(kind: type[Backbone], config: DebertaConfig)
         ({"position_buckets": 60}, "position_buckets is 60 for distances up to 24; expected at most 44"),
         ({"position_buckets": 2}, "position_buckets is 2; expected at least 4, or -1"),
         ({"norm_rel_ebd": "batch"}, "norm_rel_ebd is 'batch'; expected 'none' or 'layer_norm'"),
-        ({"share_att_key": 3}, "share_att_key is 3; expected true or false"),
+        ({"share_att_key": 3}, "share_att_key is 3; expected False or True"),
         ({"position_biased_input": True}, "absolute positions are added only once"),
         ({"pooler_hidden_act": "relu"}, "pooler_hidden_act is 'relu'; expected 'tanh' or 'gelu'"),
     ],

@@ -18,13 +18,14 @@ from cloze.model import Bert, BertConfig
 from cloze.model.losses import masked_word_logits, masked_word_loss
 from cloze.model.relative import Slots, gather_distances, relative_shift
 from cloze.model.surgery import with_positions
+from cloze.options import PositionKind
 from cloze.predict import load
 from cloze.predict.quantization.quantize import quantize
 from tests.model.made import assert_close
 from tests.model.relatives import Draws, Inputs, random_model, save_ours
 
 ORACLE: Any = transformers
-TYPES = ("relative_key", "relative_key_query")
+TYPES: tuple[PositionKind, ...] = ("relative_key", "relative_key_query")
 
 
 @pytest.mark.parametrize("length", [1, 2, 7])
@@ -84,7 +85,7 @@ def reference(config: Any, kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("seed", range(5))
-def test_states_loss_and_gradients(kind: str, seed: int, tmp_path: Path) -> None:
+def test_states_loss_and_gradients(kind: PositionKind, seed: int) -> None:
     draws = Draws(seed)
     heads = draws.number(1, 4)
     sizes: dict[str, Any] = {"vocab_size": draws.number(30, 90), "hidden_size": heads * draws.number(2, 8)}
@@ -139,7 +140,7 @@ SMALL = BertConfig(vocab_size=60, hidden_size=16, layers=2, heads=2, feedforward
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_folder_is_restored_and_runs_in_float32(kind: str, tmp_path: Path) -> None:
+def test_a_folder_is_restored_and_runs_in_float32(kind: PositionKind, tmp_path: Path) -> None:
     config = replace(SMALL, position_kind=kind)
     folder = save_ours(random_model(Bert, config, ["mlm"]), tmp_path / "model")
     assert load_folder(folder).model.config == config

@@ -176,8 +176,10 @@ class Backbone(nn.Module):
     def estimate(
         cls, config: BertConfig, heads: Collection[HeadName], *, batch: int, length: int, chosen: float, **how: bool
     ) -> Estimate:
-        """Estimate the cost of a training step before the model is built; see ``cost.estimate``."""
-        return estimate(config, heads, batch=batch, length=length, chosen=chosen, **how)
+        """Estimate the cost of a training step before memory is allocated for the model; see ``cost.estimate``."""
+        with torch.device("meta"):
+            parameters = cls(config, heads).parameter_count()
+        return estimate(config, heads, batch=batch, length=length, chosen=chosen, parameters=parameters, **how)
 
     @classmethod
     def fresh(

@@ -104,6 +104,11 @@ class BertConfig:
         return self.position_kind.startswith("relative")
 
     @property
+    def distance_products(self) -> int:
+        """Number of terms of the attention scores that depend on distances."""
+        return ("relative_key", "relative_key_query").index(self.position_kind) + 1 if self.has_distances else 0
+
+    @property
     def pooler_activation(self) -> str:
         """Activation of the pooler: tanh, or gelu in some other architectures."""
         return "tanh"

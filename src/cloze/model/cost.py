@@ -46,6 +46,7 @@ def estimate(
     chosen: float = 0.15,
     explicit: bool | None = None,
     checkpointing: bool = False,
+    parameters: int | None = None,
 ) -> Estimate:
     """Estimate the cost of a training step.
 
@@ -59,6 +60,7 @@ def estimate(
         explicit: Whether attention weights are stored instead of using fused attention. The encoder stores them on a
             CPU if attention has dropout or runs in bfloat16. Default: true if attention has dropout.
         checkpointing: Whether the activations inside layers are recomputed in the backward pass.
+        parameters: Number of parameters, for architectures other than BERT.
 
     Raises:
         ConfigError: If the batch is empty or the sequences are too long for the model.
@@ -69,7 +71,8 @@ def estimate(
         )
     if explicit is None:
         explicit = config.attention_dropout > 0
-    parameters = count_parameters(config, heads, labels=labels)
+    explicit = explicit or config.distance_products > 0
+    parameters = count_parameters(config, heads, labels=labels) if parameters is None else parameters
     return Estimate(
         parameters=parameters,
         flops_per_token=count_flops(config, heads, length, chosen=chosen, checkpointing=checkpointing),
@@ -136,6 +139,8 @@ def count_flops(
     hidden, width = config.hidden_size, config.table_width
     # Query, key and value projections, and the two products of attention with T tokens each.
     attention = 6 * hidden * hidden + 4 * length * hidden
+    # Products of the tokens with the vectors of 2 T distances; their projections, once per batch, are negligible.
+    attention += 4 * length * hidden * config.distance_products
     # The output projection and the two feed-forward products; the last layer skips them for tokens that no head reads.
     after_attention = 2 * (hidden * hidden + 2 * hidden * config.feedforward_size)
     full_layers = config.layers - 1 + _last_layer_share(heads, length, chosen)

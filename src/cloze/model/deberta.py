@@ -49,6 +49,8 @@ from cloze.model.encoder import DistanceTerms, Encoder, SelfAttention, masked_so
 from cloze.model.relative import Slots, central, distances, gather_distances, log_buckets, relative_shift
 
 _TERMS = ("c2p", "p2c")  # content to position, position to content
+_CHOICES: dict[str, tuple[Any, ...]] = {"norm_rel_ebd": ("none", "layer_norm"), "pooler_hidden_act": ("tanh", "gelu")}
+_CHOICES |= dict.fromkeys(("share_att_key", "position_biased_input", "enhanced_mask_decoder"), (False, True))
 # How often the enhanced mask decoder applies the last layer.
 _DECODER_STEPS = 2
 
@@ -87,13 +89,10 @@ class DebertaConfig(BertConfig):
                 f"position_buckets is {self.position_buckets} for distances up to {self.reach}; expected at most "
                 f"{2 * (self.reach - 2)}"
             )
-        if self.norm_rel_ebd not in ("none", "layer_norm"):
-            raise ConfigError(f"norm_rel_ebd is {self.norm_rel_ebd!r}; expected 'none' or 'layer_norm'")
-        if self.pooler_hidden_act not in ("tanh", "gelu"):
-            raise ConfigError(f"pooler_hidden_act is {self.pooler_hidden_act!r}; expected 'tanh' or 'gelu'")
-        for name in ("share_att_key", "position_biased_input", "enhanced_mask_decoder"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected true or false")
+        for name, values in _CHOICES.items():
+            if getattr(self, name) not in values:
+                expected = " or ".join(map(repr, values))
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {expected}")
         if self.position_biased_input and self.enhanced_mask_decoder:
             raise ConfigError("position_biased_input and enhanced_mask_decoder: absolute positions are added only once")
         if self.embedding_size is not None or self.shared_layers:
@@ -103,6 +102,11 @@ class DebertaConfig(BertConfig):
     def pooler_activation(self) -> str:
         """Activation of the pooler."""
         return self.pooler_hidden_act
+
+    @property
+    def distance_products(self) -> int:
+        """Number of terms of the attention scores that depend on distances."""
+        return len(self.pos_att_type)
 
     @property
     def reach(self) -> int:
@@ -163,37 +167,32 @@ class DistanceEmbeddings(nn.Module):
 class DisentangledAttention(SelfAttention):
     """Self-attention on contents and distances: the version of DeBERTa 2, with three separate projections."""
 
+    key_bias: ClassVar[bool] = True  # whether the projection of distances as keys has a bias
+
     def __init__(self, config: BertConfig, embeddings: DistanceEmbeddings) -> None:
         super().__init__(config)
         assert isinstance(config, DebertaConfig)
         self.to_position, self.from_position = ("c2p" in config.pos_att_type), ("p2c" in config.pos_att_type)
         self.scale = (self.head_size * (1 + self.to_position + self.from_position)) ** -0.5
         self.shares = config.share_att_key
+        width = config.hidden_size
         if not self.shares:
-            self.create_projections(config.hidden_size)
+            self.position_key = nn.Linear(width, width, bias=self.key_bias) if self.to_position else None
+            self.position_query = nn.Linear(width, width) if self.from_position else None
         # The tuple prevents PyTorch from registering the embeddings in every layer: they belong to the encoder.
         self._distances = (embeddings,)
 
-    def create_projections(self, width: int) -> None:
-        """Create the projections of distance embeddings, for the terms that the scores have."""
-        self.position_key = nn.Linear(width, width) if self.to_position else None
-        self.position_query = nn.Linear(width, width) if self.from_position else None
-
     def distance_terms(self, length: int) -> DistanceTerms:
-        """Return keys and queries of the distances T, ..., -T: (A, 2 T + 1, D) each, or empty tensors."""
-        (embeddings,) = self._distances
-        embedded = embeddings(length)  # (2 T + 1, H)
-        width, none = embedded.shape[1], embedded.new_zeros(0, 0, 0)
-        keys = queries = none
+        """Return keys and queries of the distances T, ..., -T: (A, 2 T + 1, D) each; one may be unused."""
+        embedded = self._distances[0](length)  # (2 T + 1, H)
         if self.shares:
-            weight, bias = self.query_key_value.weight[: 2 * width], self.query_key_value.bias[: 2 * width]
-            query, key = functional.linear(embedded, weight, bias).chunk(2, -1)
-            keys = self._by_head(key) if self.to_position else none
-            queries = self._by_head(query) if self.from_position else none
+            rows = slice(2 * embedded.shape[1])  # the matrices for queries and keys
+            weight, bias = self.query_key_value.weight[rows], self.query_key_value.bias[rows]
+            queries, keys = functional.linear(embedded, weight, bias).chunk(2, -1)
         else:
-            keys = none if self.position_key is None else self._by_head(self.position_key(embedded))
-            queries = none if self.position_query is None else self._by_head(self.position_query(embedded))
-        return keys, queries
+            keys = embedded if self.position_key is None else self.position_key(embedded)
+            queries = embedded if self.position_query is None else self.position_query(embedded)
+        return self._by_head(keys), self._by_head(queries)
 
     def _by_head(self, rows: Tensor) -> Tensor:
         """(R, H) -> (A, R, D)."""
@@ -248,16 +247,13 @@ class DisentangledAttention(SelfAttention):
 class FirstDisentangledAttention(DisentangledAttention):
     """The attention of DeBERTa 1: one input matrix ordered by head, no bias for keys and for distances as keys."""
 
+    key_bias = False
+
     def __init__(self, config: BertConfig, embeddings: DistanceEmbeddings) -> None:
         super().__init__(config, embeddings)
         width = config.hidden_size
         self.query_key_value = nn.Linear(width, 3 * width, bias=False)  # rows: query, key and value of head 0, ...
         self.query_bias, self.value_bias = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.zeros(width))
-
-    def create_projections(self, width: int) -> None:
-        """Create the projections of distance embeddings, for the terms that the scores have."""
-        self.position_key = nn.Linear(width, width, bias=False) if self.to_position else None
-        self.position_query = nn.Linear(width, width) if self.from_position else None
 
     def project(self, hidden: Tensor) -> Tensor:
         """Return the queries, keys and values: (B, T, H) -> (B, T, 3 H), ordered by head."""
@@ -331,6 +327,11 @@ class _Deberta(Backbone):
         return self.config.enhanced_mask_decoder
 
     @property
+    def layers(self) -> tuple[nn.Module, ...]:
+        """The layers to shard separately: not the last, of which the mask decoder calls only parts."""
+        return super().layers[:-1]
+
+    @property
     def token_table(self) -> nn.Embedding:
         """The token embeddings."""
         return self.encoder.embeddings.token
@@ -377,6 +378,7 @@ _DEFAULTS = {
 class Deberta(_Deberta):
     """DeBERTa as in the paper: distances are clipped."""
 
+    title = "DeBERTa"
     model_types = ("deberta",)
     capabilities = Capabilities(bidirectional=True, has_positions=True, summary="first")
     attention = FirstDisentangledAttention
@@ -395,6 +397,7 @@ class Deberta(_Deberta):
 class DebertaV2(_Deberta):
     """DeBERTa 2 and 3: optional logarithmic buckets, shared projections, and LayerNorm of the distance embeddings."""
 
+    title = "DeBERTa 2"
     model_types = ("deberta-v2",)
     capabilities = Capabilities(bidirectional=True, has_positions=True, summary="first")
     attention = DisentangledAttention

@@ -156,7 +156,8 @@ def fill_blanks(model: "Model", encodings: Sequence[Encoding], top: int) -> list
         blanks = batch.ids == model.tokenizer.mask_id
         needed = blanks.flatten().nonzero().flatten()
         states = model.bert.word_states(batch.ids, batch.segments, batch.mask, needed)[blanks]  # (M, H)
-        words = iter([words for part in states.split(_HELD) for words in _best(model, part, top)])
+        parts = torch.split(states, _HELD)
+        words = iter([words for part in parts for words in _best(model, part, top)])
         return [[next(words) for _ in range(count)] for count in blanks.sum(1).tolist()]
 
     return model.run(encodings, step)

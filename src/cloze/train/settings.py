@@ -103,7 +103,8 @@ class PretrainSettings:
     """
 
     backbone: BackboneName = "bert"
-    """Architecture: bert, or gpt (left to right); the recipe of the same name has its settings."""
+    """Architecture: bert, gpt (left to right), or deberta (disentangled attention); the recipe of the same name has its
+    settings."""
     preset: str = "mini"
     """Size of a new model: tiny, mini, small, medium, base or large."""
     layers: int | None = None
@@ -115,7 +116,8 @@ class PretrainSettings:
     segments: int | None = None
     """For a new model: number of segments, 2 by default."""
     position_kind: PositionKind = "learned"
-    """For a new model: position embeddings that are learned, or fixed sines and cosines (sinusoidal)."""
+    """For a new bert or gpt: position embeddings that are learned, or fixed sines and cosines (sinusoidal); or vectors
+    of distances in every layer, for queries (relative_key) or for queries and keys (relative_key_query)."""
     steps: int | None = None
     """Optimizer steps; 10,000 if neither steps nor hours is given."""
     hours: float | None = None
@@ -217,7 +219,9 @@ class PretrainSettings:
     def _check_backbone(self) -> None:
         if self.backbone == "bert":
             return
-        only_bert = ("objective", "mixture", "static", "boundary", "shared_layers", "embedding_size")
+        only_bert = ["objective", "mixture", "static", "boundary", "shared_layers", "embedding_size"]
+        if self.backbone != "gpt":
+            only_bert.append("position_kind")
         masking = ("masking", "mask_rate", "mask_mix", "ngrams")
         for name in (*only_bert, *(masking if self.predicts != "masked" else ())):
             if self._is_set(name) and (name, getattr(self, name)) != ("objective", "none"):

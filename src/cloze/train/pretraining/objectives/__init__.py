@@ -15,6 +15,7 @@ from cloze.train.settings import PretrainSettings
 OBJECTIVES: dict[BackboneName, type[BaseObjective]] = {
     "bert": PretrainingObjective,
     "gpt": NextTokenObjective,
+    "deberta": PretrainingObjective,
 }
 
 

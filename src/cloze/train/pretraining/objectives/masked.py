@@ -103,7 +103,10 @@ class PretrainingObjective(BaseObjective):
             self.tensor(array) for array in (batch.ids, batch.segments, batch.positions, batch.targets)
         )
         mask = self.mask(batch)
-        last = self.model(ids, segments, mask, self._needed(ids, positions, mask, pairs=len(batch.labels) > 0)).last
+        if self.model.words_apart:  # then there is no other head
+            last = self.model.word_states(ids, segments, mask, positions)
+        else:
+            last = self.model(ids, segments, mask, self._needed(ids, positions, mask, pairs=len(batch.labels) > 0)).last
         masked = max(1, totals["masked_tokens"])
         # In float32: the loss needs it, and on a CPU argmax over the vocabulary is five times as fast as in bfloat16.
         logits = masked_word_logits(self.model, last, positions).float()
