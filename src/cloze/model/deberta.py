@@ -51,8 +51,7 @@ from cloze.model.relative import Slots, central, distances, gather_distances, lo
 _TERMS = ("c2p", "p2c")  # content to position, position to content
 _CHOICES: dict[str, tuple[Any, ...]] = {"norm_rel_ebd": ("none", "layer_norm"), "pooler_hidden_act": ("tanh", "gelu")}
 _CHOICES |= dict.fromkeys(("share_att_key", "position_biased_input", "enhanced_mask_decoder"), (False, True))
-# How often the enhanced mask decoder applies the last layer.
-_DECODER_STEPS = 2
+_DECODER_STEPS = 2  # how often the enhanced mask decoder applies the last layer
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,6 @@ class DebertaConfig(BertConfig):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {expected}")
         if self.position_biased_input and self.enhanced_mask_decoder:
             raise ConfigError("position_biased_input and enhanced_mask_decoder: absolute positions are added only once")
-        if self.embedding_size is not None or self.shared_layers:
-            raise ConfigError("embedding_size and shared_layers: DeBERTa has neither; leave them out")
 
     @property
     def pooler_activation(self) -> str:
@@ -323,7 +320,7 @@ class _Deberta(Backbone):
 
     @property
     def words_apart(self) -> bool:
-        """Whether the enhanced mask decoder computes other states for the masked-word head."""
+        """Whether the model has an enhanced mask decoder."""
         return self.config.enhanced_mask_decoder
 
     @property
