@@ -105,7 +105,12 @@ def make_huge(folder: Path, model: Path) -> str:
     """Create a folder with a model of 3 GB, whose weights are zeros in a sparse file, and return its name."""
     shutil.copytree(model, folder, ignore=shutil.ignore_patterns("model.safetensors"))
     known = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    sizes: dict[str, Any] = {"hidden_size": 1024, "num_hidden_layers": 59, "num_attention_heads": 16, "intermediate_size": 4096}
+    sizes: dict[str, Any] = {
+        "hidden_size": 1024,
+        "num_hidden_layers": 59,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    }
     config = BertConfig(**{name: known[name] for name in ("vocab_size", "max_position_embeddings")}, **sizes)
     with torch.device("meta"):
         shapes = {name: list(tensor.shape) for name, tensor in BertModel(config).state_dict().items()}
