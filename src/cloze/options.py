@@ -32,7 +32,7 @@ BackboneName = Literal["bert", "gpt", "deberta"]
 Prediction = Literal["masked", "next"]
 PREDICTS: dict[BackboneName, Prediction] = {"bert": "masked", "gpt": "next", "deberta": "masked"}
 # Positions of BERT: a learned table, fixed sines and cosines (model/building_blocks.py), or in every layer a vector for
-# each distance that queries read, or queries and keys (model/relative.py).
+# each distance that queries read, or queries and keys (model/bert.py).
 PositionKind = Literal["learned", "sinusoidal", "relative_key", "relative_key_query"]
 
 # Precision of predictions: see predict/quantization/precision.py.

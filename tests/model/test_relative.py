@@ -15,8 +15,8 @@ from cloze.checkpoint import load_folder
 from cloze.checkpoint.names import hugging_face_names, to_hugging_face
 from cloze.errors import CheckpointError, ConfigError
 from cloze.model import Bert, BertConfig
+from cloze.model.building_blocks import Slots, gather_distances, relative_shift
 from cloze.model.losses import masked_word_logits, masked_word_loss
-from cloze.model.relative import Slots, gather_distances, relative_shift
 from cloze.model.surgery import with_positions
 from cloze.options import PositionKind
 from cloze.predict import load

@@ -6,13 +6,51 @@ one of ``sequence``, ``token``, ``span`` and ``choice``.
 
 from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from cloze.errors import ConfigError
 from cloze.model.backbone import Backbone, Capabilities, register_backbone
+from cloze.model.building_blocks import central, distances, relative_shift, table
 from cloze.model.config import BertConfig
-from cloze.model.encoder import Encoder, SelfAttention
-from cloze.model.relative import DistanceAttention
+from cloze.model.encoder import DistanceTerms, Encoder, SelfAttention, masked_softmax
+
+
+class DistanceAttention(SelfAttention):
+    """BERT's self-attention with a learned vector for each distance, (2 P - 1, D) for P positions, in every layer.
+
+    An ablation, the attention of ``position_kind`` ``relative_key`` and ``relative_key_query``, as in ``transformers``
+    up to version 4: it shows what relative positions alone contribute, so that DeBERTa and XLNet do not get the credit for
+    it (Shaw et al., 2018; Huang et al., 2020). Unlike there, the model has no unused table of absolute positions.
+
+    With ``relative_key`` the score of query i and key j is (q_i k_j + q_i d_ij) / sqrt(D), and ``relative_key_query``
+    adds k_j d_ij, where d_ij is the vector for the distance i - j.
+    """
+
+    def __init__(self, config: BertConfig, *, causal: bool = False) -> None:
+        super().__init__(config, causal=causal)
+        self.reach = config.positions - 1  # the largest distance
+        self.distance = table(2 * config.positions - 1, config.head_size)
+        self.reads_keys = config.position_kind == "relative_key_query"
+
+    def distance_terms(self, length: int) -> DistanceTerms:
+        """Return the vectors of the distances T, ..., -T: (2 T + 1, D)."""
+        rows = (distances(length, self.distance.weight.device) + self.reach).clamp(0, 2 * self.reach)
+        return (functional.embedding(rows, self.distance.weight),)
+
+    def weights(self, query: Tensor, key: Tensor, mask: Tensor | None, terms: DistanceTerms) -> Tensor:
+        """Return the attention weights: queries and keys (B, A, T, D) -> (B, A, T, T)."""
+        assert terms is not None
+        length = query.shape[-2]
+        vectors = central(terms[0], length)  # (2 T + 1, D), for a group shorter than the longest
+        query = query * self.head_size**-0.5
+        scores = query @ key.transpose(-2, -1)
+        scores = scores + relative_shift(query @ vectors[:-1].T)
+        if self.reads_keys:
+            # Row j, then column i: the distance i - j is the negative of the one that the shift produces.
+            by_key = key * self.head_size**-0.5 @ vectors[1:].flip(0).T  # (B, A, T, 2 T)
+            scores = scores + relative_shift(by_key).transpose(-2, -1)
+        return masked_softmax(scores, mask)
 
 
 @register_backbone

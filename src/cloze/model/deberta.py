@@ -43,10 +43,18 @@ from torch.nn import functional
 from cloze.errors import ConfigError
 from cloze.model.backbone import Backbone, Capabilities, register_backbone
 from cloze.model.batch import scatter_states
-from cloze.model.building_blocks import Dropout, table
+from cloze.model.building_blocks import (
+    Dropout,
+    Slots,
+    central,
+    distances,
+    gather_distances,
+    log_buckets,
+    relative_shift,
+    table,
+)
 from cloze.model.config import BertConfig
 from cloze.model.encoder import DistanceTerms, Encoder, SelfAttention, masked_softmax
-from cloze.model.relative import Slots, central, distances, gather_distances, log_buckets, relative_shift
 
 _TERMS = ("c2p", "p2c")  # content to position, position to content
 _CHOICES: dict[str, tuple[Any, ...]] = {"norm_rel_ebd": ("none", "layer_norm"), "pooler_hidden_act": ("tanh", "gelu")}
@@ -337,18 +345,7 @@ class _Deberta(Backbone):
     def read_values(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Check a ``config.json`` of ``transformers`` and fill in its defaults."""
         values = _DEFAULTS | {key: value for key, value in values.items() if value is not None}
-        hidden, heads = values.get("hidden_size", 0), values.get("num_attention_heads", 0)
-        expected = {
-            "relative_attention": True,
-            "talking_head": False,
-            "conv_kernel_size": 0,
-            "embedding_size": hidden,
-            "pooler_hidden_size": hidden,
-            "attention_head_size": hidden // heads
-            if isinstance(heads, int) and isinstance(hidden, int) and heads
-            else 0,
-        }
-        for key, value in expected.items():
+        for key, value in {"relative_attention": True, "talking_head": False, "conv_kernel_size": 0}.items():
             if values.get(key, value) != value:
                 raise ConfigError(f"{key} is {values[key]!r}; cloze supports DeBERTa models with {key} {value!r}")
         return values

@@ -53,7 +53,7 @@ class Embeddings(nn.Module):
         # padding_idx keeps the gradient of [PAD] at zero.
         self.token = table(config.vocab_size, config.table_width, padding_id=config.pad_id)
         self.segment = table(config.segments, config.table_width)
-        # None if attention itself depends on distances (model/relative.py).
+        # None if attention itself depends on distances (model/bert.py).
         self.position: Any = None if config.has_distances else table(config.positions, config.table_width)
         if config.position_kind == "sinusoidal":
             self.position = SinusoidalTable(config.positions, config.table_width, config.initial_deviation)
@@ -127,7 +127,7 @@ class SelfAttention(nn.Module):
         """Return what the scores need to depend on distances, for sequences of up to ``length`` tokens.
 
         BERT's scores do not depend on distances: positions are part of the embeddings. Relatives of BERT override this
-        and ``weights`` (model/relative.py, model/deberta.py).
+        and ``weights`` (model/bert.py, model/deberta.py).
         """
         return None
 

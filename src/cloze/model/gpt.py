@@ -14,10 +14,9 @@ from functools import partial
 from typing import ClassVar
 
 from cloze.model.backbone import Capabilities, register_backbone
-from cloze.model.bert import Bert
+from cloze.model.bert import Bert, DistanceAttention
 from cloze.model.config import BertConfig
 from cloze.model.encoder import Encoder, SelfAttention
-from cloze.model.relative import DistanceAttention
 
 
 @register_backbone
