@@ -21,7 +21,7 @@ from cloze.errors import ClozeError, ConfigError, DataError
 from cloze.progress import Silent
 from cloze.tasks.comparisons import Resamples
 from cloze.train.optimization import DivergedError
-from cloze.train.pretraining.length_schedule import LengthSchedule
+from cloze.train.pretraining.phases import LengthSchedule
 from tests.train.made import Listener, interrupted_at
 
 

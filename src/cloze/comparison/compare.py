@@ -63,8 +63,8 @@ from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.optimization import DivergedError
-from cloze.train.pretraining.length_schedule import LengthSchedule, flops_per_token, open_tables
 from cloze.train.pretraining.objectives import OBJECTIVES
+from cloze.train.pretraining.phases import LengthSchedule, flops_per_token, open_tables
 from cloze.train.pretraining.pretrain import pretrain, start_model
 from cloze.train.run import Run
 from cloze.train.settings import PretrainSettings
