@@ -31,12 +31,14 @@ __all__ = [
     "distill",
     "evaluate",
     "extend",
+    "find_label_errors",
     "finetune",
     "load",
     "prepare",
     "pretrain",
     "search",
     "show",
+    "suggest",
     "train_vocabulary",
 ]
 
@@ -57,6 +59,8 @@ _HOMES = {
     "distill": "cloze.train.finetuning.python_api",
     "FinetuneRun": "cloze.train.finetuning.python_api",
     "compare": "cloze.comparison.compare",
+    "find_label_errors": "cloze.train.finetuning.label_quality",
+    "suggest": "cloze.train.finetuning.label_quality",
     "convert": "cloze.checkpoint.convert",
     "extend": "cloze.checkpoint.convert",
     "VocabularySettings": "cloze.corpus.settings",
@@ -97,6 +101,8 @@ if TYPE_CHECKING:
     from cloze.tasks.rows import Source as Source
     from cloze.train.distillation.settings import DistillSettings as DistillSettings
     from cloze.train.distillation.settings import TextDistillSettings as TextDistillSettings
+    from cloze.train.finetuning.label_quality import find_label_errors as find_label_errors
+    from cloze.train.finetuning.label_quality import suggest as suggest
     from cloze.train.finetuning.python_api import FinetuneRun as FinetuneRun
     from cloze.train.finetuning.python_api import adapt as adapt
     from cloze.train.finetuning.python_api import distill as distill

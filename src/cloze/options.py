@@ -15,6 +15,8 @@ from cloze.errors import ConfigError, did_you_mean
 
 # Treatment of texts longer than the model's maximum length: see text/encoding.py.
 LongTexts = Literal["cut", "head-tail", "windows"]
+# What an explanation compares a text with: these tokens in place of every word.
+Reference = Literal["mask", "pad"]
 
 # Adapters that can be trained instead of the whole model: see model/adapters.py.
 AdapterKind = Literal["houlsby", "lora"]

@@ -167,8 +167,8 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         Returns:
             The labels, (texts,).
         """
-        names, results = self._names(), self.model_.classify(_read_texts(X))
-        return np.array([names[result.label] for result in results], dtype=self.classes_.dtype)
+        names, results = self._names(), self.model_.classify(_read_texts(X), abstain=False)
+        return np.array([names[result.label or ""] for result in results], dtype=self.classes_.dtype)
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return the probability of each class.

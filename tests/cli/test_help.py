@@ -38,7 +38,8 @@ def test_each_command_tells_its_flags(command: str, run: Cloze) -> None:
     assert result.out.startswith(f"Usage: cloze {command}")
     assert "--json" in result.out
     # These flags are on by default or have a third value.
-    assert "--no-" not in result.out.replace("--no-baseline", "").replace("--no-few", "").replace("--no-cache", "")
+    on_by_default = ("--no-baseline", "--no-few", "--no-cache", "--no-abstain")
+    assert "--no-" not in re.sub("|".join(on_by_default), "", result.out)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

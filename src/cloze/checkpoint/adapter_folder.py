@@ -19,9 +19,10 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from cloze.checkpoint.config_file import read_task_labels, write_config
+from cloze.checkpoint.config_file import read_task_labels, record_abstention, write_config
 from cloze.checkpoint.folder import (
     ADAPTER,
+    CONFIG,
     RUN_MODEL,
     AdapterInfo,
     ModelFolder,
@@ -34,7 +35,7 @@ from cloze.checkpoint.folder import (
 )
 from cloze.checkpoint.weights import check_finite, read_safetensors, write_safetensors
 from cloze.errors import CheckpointError, RequestError, did_you_mean
-from cloze.files import read_json, replaced_folder, write_json
+from cloze.files import read_json, replace_json, replaced_folder, write_json
 from cloze.model import HEAD_NAMES, Backbone
 from cloze.model.adapters import Attachment, AttachmentKind, Parts, install, new_parts, part_tensors, parts_of
 from cloze.model.heads import PRETRAINING_HEADS
@@ -126,6 +127,15 @@ def save_adapter(contents: ModelFolder, destination: Path) -> None:
         write_json(folder / ADAPTER, about)
         write_safetensors(folder / TENSORS, part_tensors(parts_of(bert, attachment)))
         (folder / "README.md").write_text(_card(contents, adapter), encoding="utf-8")
+
+
+def store_abstention(place: Path, task: TaskLabels) -> None:
+    """Write the abstention threshold of a task to the model folder or adapter at a path; nothing else changes."""
+    adapter = find_adapter(place)
+    path = place / CONFIG if adapter is None else adapter / ADAPTER
+    values = read_json(path)
+    record_abstention(values if adapter is None else values["task"], task)
+    replace_json(path, values)
 
 
 def _features(attachment: Attachment) -> dict[str, Any]:

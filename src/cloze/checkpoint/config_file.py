@@ -208,9 +208,23 @@ def read_task_labels(values: dict[str, Any], head: HeadName, count: int, path: P
         temperature=_number(own.get("temperature", 1.0), f"{_TASK_KEY}.temperature", path) or 1.0,
         threshold=_number(own.get("threshold"), f"{_TASK_KEY}.threshold", path),
         longest_answer=_count(own.get("longest_answer", LONGEST_ANSWER), f"{_TASK_KEY}.longest_answer", path),
+        abstain_below=_number(own.get("abstain_below"), f"{_TASK_KEY}.abstain_below", path),
+        abstain_rate=_number(own.get("abstain_rate"), f"{_TASK_KEY}.abstain_rate", path),
         text_column=_column(own, "text_column", path) or TaskLabels.text_column,
         pair_column=_column(own, "pair_column", path),
     )
+
+
+def record_abstention(values: dict[str, Any], task: TaskLabels) -> None:
+    """Set the abstention threshold in the parsed values of a ``config.json``, or remove it."""
+    own = values.get(_TASK_KEY)
+    own = dict(own) if isinstance(own, dict) else {}
+    for name in ("abstain_below", "abstain_rate"):
+        own.pop(name, None)
+        if getattr(task, name) is not None:
+            own[name] = getattr(task, name)
+    values.pop(_TASK_KEY, None)
+    values |= {_TASK_KEY: own} if own else {}
 
 
 def read_correcting(values: dict[str, Any], path: Path) -> float | None:

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from cyclopts import App
     from cyclopts.argument import Argument, ArgumentCollection
 
-# The module and summary of each command, in order from text to prediction. A module is imported only when its command
-# runs, so that help is fast.
+# The module and summary of each command, from text to prediction. Modules are imported when their command runs.
 COMMANDS = {
     "demo": ("cloze.cli.experiments", "Run all steps on bundled text in minutes, and write a report page."),
     "compare": ("cloze.cli.experiments", "Compare BERT with its relatives, or variants of it, at equal budget."),
@@ -56,6 +55,7 @@ COMMANDS = {
         "cloze.cli.finetuning",
         "Evaluate a model: the official metrics of tasks, or its masked-LM loss on a text.",
     ),
+    "suggest": ("cloze.cli.experiments", "Suggest which unlabelled texts to label next."),
     "fill": ("cloze.cli.prediction", "Predict the [MASK] blanks of texts."),
     "score": ("cloze.cli.prediction", "Score how likely texts are."),
     "correct": ("cloze.cli.word_prediction", "Find and correct mistakes in texts."),
@@ -68,6 +68,7 @@ COMMANDS = {
     "choose": ("cloze.cli.prediction", "Choose which of several options fits a text."),
     "serve": ("cloze.cli.serving", "Serve models over HTTP, with pages to try them in a browser."),
     "inspect": ("cloze.cli.experiments", "Write a page that shows the attention over a text."),
+    "explain": ("cloze.cli.experiments", "Show why a fine-tuned model gives a text its label, word by word."),
     "heads": ("cloze.cli.experiments", "Score every attention head for six patterns over a corpus."),
     "quantize": ("cloze.cli.models", "Write int8 weights for a model; compare size, speed and score."),
     "export": ("cloze.cli.models", "Write a model as an ONNX graph."),

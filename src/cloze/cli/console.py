@@ -207,6 +207,16 @@ def print_written(output: Path, rows: int, json: bool, **counts: int) -> None:
         print(", ".join([f"{output}: {rows:,} rows", *(f"{count:,} {name}" for name, count in counts.items())]))
 
 
+def join_cell(value: object) -> object:
+    """Join several labels in one cell."""
+    return "|".join(value) if isinstance(value, tuple | list) else value
+
+
+def format_cell(value: object) -> str:
+    """Format a value for a cell of a printed table; None becomes an empty cell."""
+    return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
+
+
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """Print a table: with borders on a terminal, tab-separated elsewhere."""
     if not sys.stdout.isatty():

@@ -1,16 +1,22 @@
-"""Experiments with models: ``cloze demo``, ``cloze compare``, ``cloze heads`` and ``cloze inspect``."""
+"""Experiments with models: ``cloze demo``, ``compare``, ``heads``, ``inspect``, ``explain`` and ``suggest``."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Machine, Reporter, print_json, print_table
-from cloze.cli.outputs import check_file, check_folder
+from cloze.cli.console import Machine, Reporter, print_json, print_table, print_written, shorten
+from cloze.cli.inputs import TEXT_COLUMN, Texts, gather_texts, read_file, with_pair
+from cloze.cli.outputs import ROW_FILES, beside, check_file, check_folder, write_rows
 from cloze.comparison.settings import CompareSettings
 from cloze.errors import ConfigError
 from cloze.inspect.settings import HeadSettings
 from cloze.models import SHIPPED_MODEL
+from cloze.options import Reference
+
+if TYPE_CHECKING:
+    from cloze.predict.integrated_gradients import Explanation, Faithfulness
 
 
 def demo(*, out: Path = Path("runs/demo"), json: bool = False) -> None:
@@ -205,3 +211,140 @@ def inspect(
     else:
         rest = f" ({cut} more exceed the maximum length and were truncated)" if cut else ""
         print(f"{out}: {tokens} tokens{rest}, {size / 1e6:.1f} MB; open it in a browser")
+
+
+def explain(
+    texts: Texts = None,
+    /,
+    *,
+    model: str = SHIPPED_MODEL,
+    input: Path | None = None,  # noqa: A002 (the flag)
+    text: str = TEXT_COLUMN,
+    pair: str | None = None,
+    label: str | None = None,
+    baseline: Reference = "mask",
+    check: bool = False,
+    out: Path | None = None,
+    json: bool = False,
+    machine: Annotated[Machine, Parameter(name="*")] = HERE,
+) -> None:
+    """Show why a fine-tuned model gives a text its label: what each word adds to the log-odds (integrated gradients).
+
+    Works with classify, multilabel, regress and tag; for tags, every entity is explained. The values of all words add
+    up to the output minus that of the baseline, except for the convergence delta.
+
+    Args:
+        texts: Texts to explain; by default, the lines of standard input.
+        model: A fine-tuned model folder or run, or a hub name.
+        input: A file with one text per line, or a CSV, TSV, JSONL or Parquet file.
+        text: The column with the texts.
+        pair: The column with the second texts of pairs; with texts as arguments, the second text itself.
+        label: The label to explain; by default, those that the model predicts.
+        baseline: What a text is compared with: mask or pad tokens in place of every word.
+        check: Also compute occlusion and deletion curves against random order, which takes longer.
+        out: A page with coloured words to write, such as why.html; it works offline.
+        json: Print JSON, one line per explanation.
+    """
+    if out is not None:
+        check_file(out, (".html",), flag="--out")
+    from cloze.inspect.views.decision_page import explanation_row, write_explanations
+    from cloze.predict import load
+    from cloze.predict.integrated_gradients import faithfulness
+
+    inputs = gather_texts(texts, input, text=text, pair=pair)
+    inputs = inputs if input is not None else with_pair(inputs, pair) or inputs
+    loaded = load(model, device=machine.use())
+    with Reporter() as reporter:
+        found = loaded.explain(
+            inputs.texts, inputs.pairs, label=label, baseline=baseline, check=check, progress=reporter
+        )
+    measured = faithfulness(found)
+    if out is not None:
+        size = write_explanations(found, measured, Path(model).name, out)
+    if json:
+        for why in found:
+            print_json(explanation_row(why))
+        return
+    for why in found:
+        print_table(_explanation_header(why), _explanation_rows(why), title=shorten(" / ".join(why.texts)))
+    print(*_summary(found, measured), sep="\n")
+    if out is not None:
+        print(f"{out}: {len(found)} explanations, {size / 1e3:.0f} kB; open it in a browser")
+
+
+def _explanation_header(why: "Explanation") -> tuple[str, ...]:
+    name = f"value {why.output:.4f}" if why.label is None else f"{why.label} {why.probability:.4f}"
+    place = "" if why.span is None else f" ({why.texts[0][slice(*why.span)]})"
+    return (f"{name}{place}", "attribution", *(["occlusion"] if _has_occlusion(why) else []))
+
+
+def _explanation_rows(why: "Explanation") -> Iterator[tuple[str, ...]]:
+    """Yield the words with the largest attributions first."""
+    for word in sorted(why.words, key=lambda word: -abs(word.value)):
+        occlusion = [] if word.occlusion is None else [f"{word.occlusion:+.4f}"]
+        yield word.text, f"{word.value:+.4f}", *occlusion
+
+
+def _has_occlusion(why: "Explanation") -> bool:
+    return any(word.occlusion is not None for word in why.words)
+
+
+def _summary(found: "Sequence[Explanation]", measured: "Faithfulness | None") -> Iterator[str]:
+    """Yield the lines below the tables: the convergence and the checks."""
+    if not found:
+        yield "nothing to explain: the model predicts no entity in these texts"
+        return
+    worst = max(found, key=lambda why: abs(why.delta))
+    yield f"convergence delta at most {abs(worst.delta):.4f}, with {worst.steps} steps"
+    if measured is None:
+        return
+    gain, low, high = measured.gain
+    yield (
+        f"deletion curve: {gain:+.4f} below random order (95 % interval {low:+.4f} to {high:+.4f}), lower for "
+        f"{100 * measured.better:.0f} % of {measured.texts} explanations"
+    )
+    if measured.agreement is not None:
+        yield f"rank correlation with occlusion: {measured.agreement:.2f} on average"
+
+
+def suggest(
+    rows: Annotated[Path, Parameter(help="Unlabelled rows: one text per line, or a CSV, TSV, JSONL or Parquet file.")],
+    /,
+    *,
+    model: str,
+    count: int = 50,
+    text: str = TEXT_COLUMN,
+    pair: str | None = None,
+    output: Path | None = None,
+    seed: int = 0,
+    json: bool = False,
+    machine: Annotated[Machine, Parameter(name="*")] = HERE,
+) -> None:
+    """Suggest which unlabelled rows to label next: those that the model is unsure about, and that differ.
+
+    Args:
+        model: A model folder or run fine-tuned with classify, multilabel or tag.
+        count: Number of rows to suggest.
+        text: The column with the texts.
+        pair: The column with the second texts of pairs.
+        output: The file to write, with all columns of the rows: .jsonl, .csv or .tsv.
+        seed: Random seed of the draw.
+        json: Print JSON, one line per row.
+    """
+    if output is not None:
+        check_file(output, ROW_FILES)
+    from cloze.train.finetuning.label_quality import suggest as run
+
+    inputs = read_file(rows, text=text, pair=pair)
+    found = run(inputs.texts, inputs.pairs, model=model, count=count, seed=seed, device=machine.use())
+    kept = [inputs.kept[one.row] for one in found]
+    columns = [{"prediction": one.prediction, "uncertainty": one.uncertainty} for one in found]
+    if output is not None:
+        write_rows(output, beside(kept, columns))
+        print_written(output, len(found), json)
+    elif json:
+        for row in beside(kept, columns):
+            print_json(row)
+    else:
+        table = [(f"{one.uncertainty:.4f}", one.prediction, shorten(one.text)) for one in found]
+        print_table(("uncertainty", "prediction", "text"), table)

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Machine, Reporter, print_json, print_results, print_scores, print_table
+from cloze.cli.console import Machine, Reporter, print_json, print_results, print_scores, print_table, shorten
 from cloze.cli.outputs import check_folder
 from cloze.cli.word_prediction import SETTINGS, evaluate_correction
 from cloze.errors import ConfigError
@@ -115,6 +115,26 @@ class FinetuneFlags(FinetuneSettings):
     ] = FinetuneSettings.few
 
 
+@dataclass(frozen=True)
+class LabelErrorFlags:
+    """Flags of the search for label errors."""
+
+    label_errors: bool = False
+    """For classify: instead of evaluating the model, find rows that are probably mislabelled (out of fold)."""
+    folds: int = 5
+    """With --label-errors: number of folds."""
+    method: Literal["linear", "finetune"] = "linear"
+    """With --label-errors: linear (a linear head on the model's vectors) or finetune (slower; once per fold)."""
+
+    def check(self) -> None:
+        """Refuse settings without --label-errors, which would have no effect."""
+        for name in ("folds", "method") if not self.label_errors else ():
+            if (value := getattr(self, name)) != getattr(LabelErrorFlags, name):
+                raise ConfigError(f"--{name} is {value}, which only applies to --label-errors; leave it out")
+
+
+# Number of probable label errors that a table shows.
+_SHOWN_ERRORS = 20
 Place = Annotated[Machine, Parameter(name="*")]
 HERE = Machine()
 ROWS = RowSettings()
@@ -202,6 +222,8 @@ def evaluate(
     out: Path | None = None,
     split: str = "dev",
     longest_answer: int | None = None,
+    abstain_at: float | None = None,
+    quality: Annotated[LabelErrorFlags, Parameter(name="*")] = LabelErrorFlags(),
     rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
     blanks: Annotated[MlmEvaluationSettings, Parameter(name="*")] = BLANKS,
     correction: Annotated[CorrectionSettings, Parameter(name="*")] = SETTINGS,
@@ -217,6 +239,8 @@ def evaluate(
         out: A folder for eval_results.json and predictions.tsv.
         split: For published tasks: dev, dev_mismatched or test; predictions for GLUE's test rows are written to --out.
         longest_answer: For answer: maximum answer length in tokens; by default, as the model was fine-tuned, or 30.
+        abstain_at: For classify: an error rate. The model then gives no label below the probability above which new
+            rows have at most this error rate (95 % certain); stored in the model's folder.
         json: Print JSON.
     """
     from cloze.predict import evaluate as run
@@ -225,6 +249,11 @@ def evaluate(
     check_folder(out)
     _check_flags(task, split, blanks, correction)
     _check_longest(task, longest_answer)
+    quality.check()
+    if abstain_at is not None:
+        from cloze.predict.evaluation import check_abstention
+
+        check_abstention(task, abstain_at, model)
     if task == "mlm" and rows.columns is not None:
         raise ConfigError(f"--columns is {rows.columns!r}, which only applies to rows of a task; leave it out for mlm")
     if task == "mlm":
@@ -236,10 +265,14 @@ def evaluate(
         evaluate_correction(data[0], model, out, rows, correction, machine, json)
         return
     source = rows.source(task, data[0])
+    if quality.label_errors:
+        _find_label_errors(source, model, out, quality, machine, json)
+        return
     if split == "test" and is_glue_task(task):
         _predict_test_rows(source, model, out, machine, json)
         return
-    _print_evaluation(run(model, source, split=split, device=machine.use(), longest=longest_answer), out, json)
+    evaluation = run(model, source, split=split, device=machine.use(), longest=longest_answer, abstain_at=abstain_at)
+    _print_evaluation(evaluation, out, json)
 
 
 def _print_evaluation(evaluation: "Evaluation", out: Path | None, json: bool) -> None:
@@ -249,6 +282,41 @@ def _print_evaluation(evaluation: "Evaluation", out: Path | None, json: bool) ->
         write_report(evaluation, out)
     results = evaluation.results()
     print_json(results) if json else print_scores(results)
+
+
+def _find_label_errors(
+    source: Source, model: str, out: Path | None, quality: LabelErrorFlags, machine: Machine, json: bool
+) -> None:
+    """Print the probable label errors, and write all rows as a ranked file and a page."""
+    from dataclasses import asdict
+
+    from cloze.inspect.views.decision_page import write_label_errors
+    from cloze.train.finetuning.label_quality import HOW, PAGE, TABLE, find_label_errors
+
+    with Reporter() as reporter:
+        found = find_label_errors(
+            source, model=model, folds=quality.folds, method=quality.method, device=machine.use(), progress=reporter
+        )
+    rows = [asdict(row) for row in found.rows]
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        found.write(out / TABLE)
+        notes = (
+            f"Each row was predicted by a model that had not seen it ({HOW[found.method]}). Rows are sorted by the "
+            "probability of their given label, the lowest first; probable errors are chosen by confident learning."
+        )
+        write_label_errors(rows, found.summary, notes, out / PAGE)
+    if json:
+        print_json({"accuracy": found.accuracy, "folds": found.folds, "method": found.method, "rows": rows})
+        return
+    shown = [
+        (row.row, row.label, row.suggested, f"{row.probability:.4f}", shorten(" / ".join(row.texts)))
+        for row in found.issues[:_SHOWN_ERRORS]
+    ]
+    print_table(("row", "given", "suggested", "probability", "text"), shown)
+    print(found.summary)
+    if out is not None:
+        print(f"{out}: {TABLE}, {PAGE}")
 
 
 def _check_flags(task: str, split: str, blanks: MlmEvaluationSettings, correction: CorrectionSettings) -> None:

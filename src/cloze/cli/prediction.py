@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from cyclopts import Parameter
 
-from cloze.cli.console import format_figure, print_table, shorten
+from cloze.cli.console import format_cell, format_figure, join_cell, print_table, shorten
 from cloze.cli.inputs import TEXT_COLUMN, Inputs, Texts, read_arguments, split_parts, with_pair
 from cloze.cli.jobs import OPTIONS, TABLE_OPTIONS, Options, PairOptions, Prediction, Row, TextPrediction, run_prediction
 from cloze.errors import ConfigError
@@ -77,8 +77,7 @@ def fill(
         rounds: With --joint: how many times each blank is predicted again after all are filled; 2 by default.
         text: The column with the texts.
     """
-    command = Fill(text=text, top=top, joint=joint, rounds=rounds)
-    run_prediction(command, read_arguments(texts, options.input), options)
+    run_prediction(Fill(text, None, top, joint, rounds), read_arguments(texts, options.input), options)
 
 
 @dataclass(frozen=True)
@@ -178,10 +177,8 @@ def follows(
     """
     if (first is None) != (second is None) or (first is None) == (options.input is None):
         raise ConfigError("expected two texts: cloze follows FIRST SECOND; or --input FILE with one pair per row")
-    arguments = None
-    if first is not None and second is not None:
-        arguments = Inputs([first], [second], [{"first": first, "second": second}])
-    run_prediction(Follows(text, pair), arguments, options)
+    given = None if first is None else Inputs([first], [second or ""], [{"first": first, "second": second}])
+    run_prediction(Follows(text, pair), given, options)
 
 
 @dataclass(frozen=True)
@@ -189,12 +186,17 @@ class Classify(TextPrediction[Row]):
     """The label, labels or number of each text, depending on the model."""
 
     every_label: bool = False  # whether to include the probability of every label
+    no_abstain: bool = False
 
     def predict(self, model: "Model", part: Inputs) -> list[Row]:
         """Return the label with its probability, the labels, or the number of each text."""
         return [
-            {name: _join(value) for name, value in row.items() if self.every_label or not isinstance(value, Mapping)}
-            for row in model.predict_rows(part.texts, part.pairs)
+            {
+                name: join_cell(value)
+                for name, value in row.items()
+                if self.every_label or not isinstance(value, Mapping)
+            }
+            for row in model.predict_rows(part.texts, part.pairs, abstain=not self.no_abstain)
         ]
 
     def to_row(self, result: Row) -> Row:
@@ -209,14 +211,20 @@ class Classify(TextPrediction[Row]):
         """Print a row per text."""
         header = tuple(results[0]) if results else ("label",)
         rows = [
-            (*(_format(result[name]) for name in header), shorten(text))
+            (*(format_cell(result[name]) for name in header), shorten(text))
             for result, text in zip(results, part.texts, strict=True)
         ]
         print_table((*header, "text"), rows)
 
 
 def classify(
-    texts: Texts = None, /, *, text: str = Classify.text, pair: str | None = Classify.pair, options: Options = OPTIONS
+    texts: Texts = None,
+    /,
+    *,
+    text: str = Classify.text,
+    pair: str | None = Classify.pair,
+    no_abstain: bool = Classify.no_abstain,
+    options: Options = OPTIONS,
 ) -> None:
     """Classify texts with a fine-tuned model; a regression model predicts numbers.
 
@@ -224,19 +232,11 @@ def classify(
         texts: Texts to classify; by default, the lines of standard input.
         text: The column with the texts.
         pair: The column with the second texts of pairs; with texts as arguments, the second text itself.
+        no_abstain: Give every text a label, even below the threshold of 'cloze evaluate --abstain-at'.
     """
     arguments = with_pair(read_arguments(texts, options.input), pair)
-    command = Classify(text, pair if arguments is None else None, every_label=options.json)
+    command = Classify(text, pair if arguments is None else None, every_label=options.json, no_abstain=no_abstain)
     run_prediction(command, arguments, options)
-
-
-def _join(value: object) -> object:
-    """Join several labels in one cell."""
-    return "|".join(value) if isinstance(value, tuple | list) else value
-
-
-def _format(value: object) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)

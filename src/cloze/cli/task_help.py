@@ -29,6 +29,8 @@ _FLAG = re.compile(r"│[ *]*--([a-z-]+)")
 _POINTER = re.compile(r"'cloze \w+ TASK --help'[^╭]*\n\n")
 _TASK_ARGUMENT = re.compile(r"│ \*  TASK ")
 _NAMED_COLUMNS = ("text", "pair", "label", "options")
+# Flags of ``cloze evaluate`` for rows with one label per text.
+_LABEL_FLAGS = frozenset({"abstain-at", "label-errors", "folds", "method"})
 # Settings of fine-tuning that a kind has if its descriptor lists them.
 _OWN_SETTINGS = ("context", "class_weights", "long_texts", "stride", "longest_answer")
 
@@ -168,13 +170,16 @@ def _hidden_in_evaluation(spec: "TaskSpec | TaskKind") -> set[str]:
         hidden |= _flags(CorrectionSettings)
     if "longest_answer" not in kind.settings:
         hidden.add("longest-answer")
+    if kind.head != "sequence" or kind.targets != "index":
+        hidden |= _LABEL_FLAGS
     return hidden if published else hidden | {"split"}
 
 
 def _hidden_for_mlm() -> set[str]:
     from cloze.tasks.correction.kind import CorrectionSettings
 
-    return _flags(CorrectionSettings) | {*_NAMED_COLUMNS, "columns", "longest-answer", "split"} - {"text"}
+    others = {*_NAMED_COLUMNS, *_LABEL_FLAGS, "columns", "longest-answer", "split"} - {"text"}
+    return _flags(CorrectionSettings) | others
 
 
 def _flags(settings: type[Any]) -> set[str]:

@@ -6,10 +6,12 @@ TSV per test file with the columns ``index`` and ``prediction``.
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from cloze.checkpoint import find_source
+from cloze.checkpoint.adapter_folder import store_abstention
 from cloze.errors import ConfigError, DataError, RequestError
 from cloze.files import replaced_file
 from cloze.predict.loading import load
@@ -25,8 +27,9 @@ from cloze.tasks.correction.metrics import CorrectedRows, score_corrections
 from cloze.tasks.examples import Examples, LabelSet
 from cloze.tasks.in_memory import as_table_source, is_paired
 from cloze.tasks.kind import TaskKind
+from cloze.tasks.metrics import choose_abstention, risk_coverage
 from cloze.tasks.registry import find_task, read_examples
-from cloze.tasks.reports import Evaluation
+from cloze.tasks.reports import RISK_COVERAGE, Evaluation
 from cloze.tasks.rows import OnBadRow, RowSettings, Source
 from cloze.tasks.similarity.kind import SIMILARITY, QuestionAnswers, ScoredPairs, Vectors, read_rated
 
@@ -52,6 +55,7 @@ def evaluate(
     on_bad_row: OnBadRow | None = None,
     device: str | None = None,
     longest: int | None = None,
+    abstain_at: float | None = None,
 ) -> Evaluation:
     """Evaluate a fine-tuned model on labelled rows.
 
@@ -65,6 +69,8 @@ def evaluate(
         on_bad_row: On a malformed row: stop, or skip and count it.
         device: cpu, cuda or mps; by default, the best available.
         longest: For answer: maximum answer length in tokens; by default, as the model was fine-tuned.
+        abstain_at: For classify: an error rate. The lowest probability above which new rows of this kind have at most
+            this error rate, with 95 % certainty, is stored with the model, which then abstains below it.
 
     Returns:
         The metrics with their intervals, and the prediction of each row.
@@ -80,15 +86,20 @@ def evaluate(
         ['accuracy', 'macro_f1']
     """
     if isinstance(data, Source):
-        return _evaluate(task, data, split, device, longest)
+        return _evaluate(task, data, split, device, longest, abstain_at)
     if model is None or not isinstance(task, str):
         raise ConfigError("model is missing; give a task, its rows and a model: evaluate('...', rows, model=run)")
     pair = pair or ("pair" if is_paired(data) else None)
     rows = as_table_source(data, "data", text=text, pair=pair, label=label)
-    return _evaluate(model, Source(task, rows, None, text, pair, label, on_bad_row, options), split, device, longest)
+    source = Source(task, rows, None, text, pair, label, on_bad_row, options)
+    return _evaluate(model, source, split, device, longest, abstain_at)
 
 
-def _evaluate(model: Any, source: Source, split: str, device: str | None, longest: int | None) -> Evaluation:
+def _evaluate(
+    model: Any, source: Source, split: str, device: str | None, longest: int | None, abstain_at: float | None
+) -> Evaluation:
+    if abstain_at is not None:
+        check_abstention(source.task, abstain_at, model)
     if source.task.lower() == CORRECTION_NAME:
         return _evaluate_correction(model, source, device)
     if source.task.lower() == SIMILARITY.name:
@@ -111,12 +122,73 @@ def _evaluate(model: Any, source: Source, split: str, device: str | None, longes
     if spec.kind.floor is not None:
         # Without training rows, the baseline is computed from the scored rows: their majority label, mean, or chance.
         floor = spec.kind.floor(examples, examples, LabelSet(names) if names else None, metrics)
-    return replace(
+    evaluation = replace(
         evaluation,
         skipped=examples.skipped,
         unlabelled=getattr(examples, "unlabelled", 0),
         baseline=compare_with_floor(evaluation, floor),
     )
+    if abstain_at is not None:
+        return _set_abstention(loaded, model, evaluation, abstain_at)
+    return _report_abstention(loaded, evaluation)
+
+
+# -- abstention --------------------------------------------------------------------------------------------------------
+
+
+def check_abstention(task: str, rate: float, model: Any) -> None:
+    """Refuse an error rate to abstain at that cannot be used; before any work is done."""
+    if task.lower() in (CORRECTION_NAME, SIMILARITY.name) or not _can_abstain(find_task(task).kind):
+        raise ConfigError(f"abstain_at is {rate:g}, which only applies to classify; leave it out for {task}")
+    if not 0 < rate < 1:
+        raise ConfigError(f"abstain_at is {rate:g}; expected an error rate above 0 and below 1, such as 0.05")
+    if not isinstance(model, Model) and not Path(model).exists():
+        raise ConfigError(f"{model}: abstain_at changes the model's folder, but this is a name; save a copy first")
+
+
+def _can_abstain(kind: TaskKind) -> bool:
+    """Return whether models of this kind give each text one label, with a probability."""
+    return kind.head == "sequence" and kind.targets == "index"
+
+
+def _set_abstention(model: Model, place: Any, evaluation: Evaluation, rate: float) -> Evaluation:
+    """Choose the probability below which a model abstains, and store it with the model."""
+    assert evaluation.targets is not None
+    assert evaluation.probabilities is not None
+    correct = _correct_rows(evaluation)
+    chosen, curve = (
+        choose_abstention(evaluation.probabilities, correct, rate),
+        risk_coverage(evaluation.probabilities, correct),
+    )
+    assert model.task is not None
+    task = replace(model.task, abstain_below=chosen.below, abstain_rate=rate)
+    model._folder = replace(model._folder, task=task)
+    if not isinstance(place, Model):
+        store_abstention(find_source(place), task)
+    points = {"coverage": curve.coverage.tolist(), "risk": curve.risk.tolist(), "threshold": asdict(chosen)}
+    return replace(
+        evaluation,
+        abstention=asdict(chosen) | {"area": curve.area, "best_area": curve.best_area},
+        files={**evaluation.files, RISK_COVERAGE: points},
+    )
+
+
+def _correct_rows(evaluation: Evaluation) -> list[bool]:
+    assert evaluation.targets is not None
+    rows = zip(evaluation.predictions, evaluation.targets, strict=True)
+    return [prediction == target for prediction, target in rows]
+
+
+def _report_abstention(model: Model, evaluation: Evaluation) -> Evaluation:
+    """Add how many rows a model with a threshold answers, and with which error rate."""
+    below = None if model.task is None else model.task.abstain_below
+    if below is None or evaluation.probabilities is None:
+        return evaluation
+    rows = zip(evaluation.probabilities, _correct_rows(evaluation), strict=True)
+    answered = [correct for probability, correct in rows if probability >= below]
+    risk = answered.count(False) / len(answered) if answered else None
+    found = {"below": below, "coverage": len(answered) / len(evaluation.predictions), "risk": risk}
+    return replace(evaluation, abstention=found)
 
 
 def _evaluate_similarity(model: Any, source: Source, split: str, device: str | None, longest: int | None) -> Evaluation:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cloze.errors import RequestError
+from cloze.predict.attributions import ExplainingModel
 from cloze.predict.embeddings.pooling import attention_weights
 from cloze.predict.fill_mask import Floats, fill_blanks, fill_together, score_texts
 from cloze.predict.preprocessing import adds_columns, read_blanks, require_head, require_task
 from cloze.predict.results import Attention, Corrected, Filled, FilledTogether, Score
-from cloze.predict.vector_model import VectorModel
 from cloze.tasks.answering.decoding import Answer, answer_all
 from cloze.tasks.choice.decoding import Option, choose_all
 from cloze.tasks.classification.decoding import Label, Labels, to_label_sets, to_labels
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cloze.tasks.correction.kind import CorrectionSettings
 
 
-class Model(VectorModel):
+class Model(ExplainingModel):
     """A loaded model: an encoder with its tokenizer and heads. ``cloze.load`` returns it.
 
     Each method needs a head, and raises ``RequestError`` if the model lacks it. Methods that take a list of texts also
@@ -221,21 +221,24 @@ class Model(VectorModel):
     # -- fine-tuned heads --------------------------------------------------------------------------------------------
 
     @adds_columns(trained=True)
-    def classify(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Label]:
+    def classify(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, abstain: bool = True
+    ) -> list[Label]:
         """Classify texts, or pairs of texts, with a model fine-tuned with ``classify``.
 
         Args:
             texts: Texts, or a data frame, whose columns have the names they had in training by default.
             pairs: One second text for each.
+            abstain: Whether a model with a threshold for it (``cloze.evaluate(..., abstain_at=...)``) may abstain.
 
         Returns:
-            The label of each text, with the probability of every label.
+            The label of each text, or None with a reason, and the probability of every label.
 
         Example:
             >>> label = cloze.load("runs/reviews").classify(["A wonderful film."])[0].label
         """
         task = require_task(self.bert, self.task, CLASSIFY)
-        return to_labels(task, self.logits(texts, pairs))
+        return to_labels(task, self.logits(texts, pairs), abstain=abstain)
 
     @adds_columns(trained=True)
     def classify_all(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Labels]:
@@ -271,12 +274,15 @@ class Model(VectorModel):
         require_task(self.bert, self.task, REGRESS)
         return self.logits(texts, pairs)[:, 0]
 
-    def predict_rows(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    def predict_rows(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, abstain: bool = True
+    ) -> list[dict[str, Any]]:
         """Predict with any model for texts (``classify``, ``multilabel`` or ``regress``), with results as for JSON.
 
         Args:
             texts: Texts.
             pairs: One second text for each.
+            abstain: As for ``classify``.
 
         Returns:
             One JSON-able row per text, as the service returns it.
@@ -288,7 +294,7 @@ class Model(VectorModel):
         if kind is None or kind.operation != CLASSIFY.operation or kind.respond is None:
             require_task(self.bert, self.task, CLASSIFY)
             raise AssertionError("a model without such a task was refused")
-        return kind.respond(self, self._encode_long(texts, pairs), {})
+        return kind.respond(self, self._encode_long(texts, pairs), {"abstain": abstain})
 
     @adds_columns()
     def tag(self, texts: Sequence[str] | Sequence[Sequence[str]]) -> list[Tagged]:

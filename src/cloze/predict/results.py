@@ -147,6 +147,7 @@ def results_to_columns(results: Any) -> dict[str, list[Any]]:
             return {
                 "prediction": [result.label for result in results],
                 "probability": [result.probability for result in results],
+                **({"reason": [one.reason for one in results]} if any(one.reason for one in results) else {}),
             }
         case [Labels(), *_]:
             return {"prediction": [list(result.labels) for result in results]}

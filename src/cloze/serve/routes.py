@@ -59,7 +59,8 @@ async def fill(service: Service, request: Request, form: schemas.FillForm) -> An
 async def classify(service: Service, request: Request, form: schemas.ClassifyForm) -> Any:
     """Return a label, labels or a number per text."""
     inputs = _pairs(form.texts, form.pairs)
-    result = await service.predict(request, form.model, CLASSIFY.operation, inputs, _parts(inputs))
+    options = {"abstain": form.abstain}
+    result = await service.predict(request, form.model, CLASSIFY.operation, inputs, _parts(inputs), **options)
     return _response_body(result, results=result.results)
 
 

@@ -84,6 +84,9 @@ class ClassifyForm(Form):
 
     texts: Texts
     pairs: Texts | None = Field(default=None, description="The second text of each pair.")
+    abstain: bool = Field(
+        default=True, description="Whether a model with a threshold for it may abstain: label null, with a reason."
+    )
 
 
 class TagForm(Form):

@@ -56,6 +56,10 @@ class TaskLabels:
     # minimum odds of "no answer" against the best answer for predicting no answer.
     threshold: float | None = None
     longest_answer: int = LONGEST_ANSWER  # answering: maximum answer length in tokens
+    # Classification: minimum probability of a label, below which the model abstains; and the error rate among answers
+    # that this threshold was chosen for.
+    abstain_below: float | None = None
+    abstain_rate: float | None = None
     # Texts and pairs of texts: the columns of the training rows, which are the default for predictions on data frames.
     # Not in the representation, which enters the model's fingerprint, because they do not change any result.
     text_column: str = field(default=RowSettings.text, repr=False)

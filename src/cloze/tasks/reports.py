@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PREDICTIONS = "predictions.tsv"
 CONFUSION_FILE = "confusion.json"
+RISK_COVERAGE = "risk_coverage.json"
 # Below this many rows, bootstrap intervals are too narrow.
 FEWEST_ROWS = 30
 # Scores by label and the confusion matrix are shown for at most this many labels; the files always contain them.
@@ -63,6 +64,7 @@ class Evaluation:
     rows: "RowScores | None" = None  # scores per row, for intervals and paired comparisons
     probabilities: Sequence[float] | None = None  # probability of each prediction
     baseline: Mapping[str, Any] | None = None  # the result of ``cloze.tasks.baselines.compare``
+    abstention: Mapping[str, Any] | None = None  # threshold below which the model abstains, coverage and error rate
 
     @cached_property
     def intervals(self) -> dict[str, list[float]]:
@@ -105,7 +107,7 @@ class Evaluation:
         results |= {"skipped": self.skipped} if self.skipped else {}
         results |= {"unlabelled": self.unlabelled} if self.unlabelled else {}
         further: dict[str, Any] = {"degenerate": self.degenerate, "intervals": self.intervals}
-        further |= {"by_label": self.by_label, "baseline": self.baseline}
+        further |= {"by_label": self.by_label, "baseline": self.baseline, "abstention": self.abstention}
         return results | {name: value for name, value in further.items() if value}
 
     @property
@@ -158,6 +160,28 @@ def write_report(evaluation: Evaluation, folder: Path) -> None:
                 temporary.write_text(contents, encoding="utf-8")
         else:
             replace_json(folder / name, contents)
+    if RISK_COVERAGE in evaluation.files:
+        draw_risk_coverage(evaluation.files[RISK_COVERAGE], folder / "risk_coverage.png")
+
+
+def draw_risk_coverage(curve: Mapping[str, Any], path: Path) -> None:
+    """Draw the error rate among the most confident rows by their fraction, and the chosen threshold."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure, chosen = Figure(figsize=(6, 4), dpi=120, layout="constrained"), curve["threshold"]
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(curve["coverage"], curve["risk"], color="#4269d0", label="error rate of the answered rows")
+    axes.axhline(chosen["rate"], color="#9a9a9a", linestyle=":", label=f"error rate asked for: {chosen['rate']:g}")
+    name = f"abstains below {chosen['below']:.3f}; at most {chosen['bound']:.3f} on new rows"
+    axes.plot([chosen["coverage"]], [chosen["risk"]], "o", color="#ff725c", label=name)
+    axes.set_xlabel("coverage: fraction of the rows that are answered")
+    axes.set_ylabel("error rate")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    with replaced_file(path) as temporary:
+        figure.savefig(temporary, format="png")
 
 
 # -- predictions -------------------------------------------------------------------------------------------------------
@@ -178,7 +202,11 @@ def prediction_rows(evaluation: Evaluation) -> list[dict[str, str]]:
 
 def write_predictions(evaluation: Evaluation, path: Path) -> None:
     """Write a TSV file with one line per row; tabs, line breaks and backslashes in cells are escaped."""
-    rows = prediction_rows(evaluation)
+    write_escaped(prediction_rows(evaluation), path)
+
+
+def write_escaped(rows: Sequence[Mapping[str, str]], path: Path) -> None:
+    """Write rows with the same columns as a TSV file, with the escapes that ``read_predictions`` undoes."""
     lines = ["\t".join(rows[0]) if rows else "row", *("\t".join(map(_escape, row.values())) for row in rows)]
     with replaced_file(path) as temporary:
         # Text in memory may have unpaired surrogates, which UTF-8 cannot represent: they are written as escapes.
@@ -275,9 +303,21 @@ def summary_lines(results: Mapping[str, Any]) -> list[str]:
         lines.append(f"degenerate: {results['degenerate']}")
     if results.get("baseline") and headline(results) is None:
         lines.append(verdict(results))
+    if results.get("abstention"):
+        lines.append(_abstention_line(results["abstention"]))
     if len(results.get("by_label", ())) > MOST_LABELS:
         lines.append(f"{len(results['by_label'])} labels; their scores are in the results' by_label")
     return lines
+
+
+def _abstention_line(found: Mapping[str, Any]) -> str:
+    """Describe the threshold of a model that may abstain; the bound is known only when it is chosen."""
+    line = f"abstains below a probability of {found['below']:.4f}: answers {100 * found['coverage']:.1f} % of the rows"
+    line += "" if found["risk"] is None else f", {100 * found['risk']:.1f} % of them wrong"
+    if "bound" in found:
+        line += f"; on new rows at most {100 * found['bound']:.1f} % ({100 * found['certainty']:g} % certain)"
+        line += f"; area under the risk-coverage curve {found['area']:.4f} (at best {found['best_area']:.4f})"
+    return line
 
 
 def card_scores(evaluation: Evaluation) -> str:

@@ -50,7 +50,7 @@ export function followed(answer) {
 export function labelled(answer, asked) {
   const parts = answer.results.map((one, index) => {
     if (one.value !== undefined) return titled(asked.texts[index], element("p", {}, one.value.toFixed(4)));
-    const labels = one.label ?? (one.labels.join(", ") || "none");
+    const labels = one.labels ? one.labels.join(", ") || "none" : one.label ?? `no label (${one.reason})`;
     const rows = Object.entries(one.probabilities).sort((first, second) => second[1] - first[1]);
     return titled(
       `${asked.texts[index]}: ${labels}`,

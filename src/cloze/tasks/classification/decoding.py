@@ -29,11 +29,15 @@ _MOST_THRESHOLDS = 400
 
 @dataclass(frozen=True)
 class Label:
-    """A text's label, its probability, and the probability of every label."""
+    """A text's label, its probability, and the probability of every label.
 
-    label: str
+    The label is None if the model abstains; ``reason`` then says why.
+    """
+
+    label: str | None
     probability: float
     probabilities: Mapping[str, float]
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,20 @@ def predicted_flags(task: TaskLabels, logits: Floats) -> NDArray[np.bool_]:
     return probabilities(task, logits) >= (0.5 if task.threshold is None else task.threshold)
 
 
-def to_labels(task: TaskLabels, logits: Floats) -> list[Label]:
-    """Convert logits (N, L) to one ``Label`` per text."""
+def to_labels(task: TaskLabels, logits: Floats, *, abstain: bool = True) -> list[Label]:
+    """Convert logits (N, L) to one ``Label`` per text; below the threshold of the task, the model may abstain."""
     rows = zip(probabilities(task, logits), predicted_classes(task, logits), strict=True)
     return [
-        Label(task.names[index], float(row[index]), dict(zip(task.names, row.tolist(), strict=True)))
-        for row, index in rows
+        _to_label(task if abstain else replace(task, abstain_below=None), index, row.tolist()) for row, index in rows
     ]
+
+
+def _to_label(task: TaskLabels, index: int, shares: Sequence[float]) -> Label:
+    probability, by_name = shares[index], dict(zip(task.names, shares, strict=True))
+    if task.abstain_below is None or probability >= task.abstain_below:
+        return Label(task.names[index], probability, by_name)
+    reason = f"probability {probability:.4f} of {task.names[index]!r} is below {task.abstain_below:.4f}"
+    return Label(None, probability, by_name, reason)
 
 
 def to_label_sets(task: TaskLabels, logits: Floats) -> list[Labels]:
@@ -95,9 +106,14 @@ def to_label_sets(task: TaskLabels, logits: Floats) -> list[Labels]:
 # -- predictions as JSON rows ------------------------------------------------------------------------------------------
 
 
-def respond_labels(predictor: Predictor, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:  # noqa: ARG001
-    """Return one label per tokenized text, with probabilities."""
-    return [asdict(label) for label in to_labels(*_answer(predictor, inputs))]
+def respond_labels(predictor: Predictor, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
+    """Return one label per tokenized text, with probabilities; a model that may abstain also gives its reason."""
+    task, logits = _answer(predictor, inputs)
+    rows = [asdict(label) for label in to_labels(task, logits, abstain=options.get("abstain", True))]
+    if task.abstain_below is None:
+        for row in rows:
+            del row["reason"]
+    return rows
 
 
 def respond_label_sets(predictor: Predictor, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:  # noqa: ARG001
