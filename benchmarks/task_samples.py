@@ -59,6 +59,7 @@ TASKS = {
     "cola": PublicTask("glue/CoLA", _published("cola")),
     "rte": PublicTask("glue/RTE", _published("rte")),
     "scicite": PublicTask(f"{SCIENCE}/sci-cite", _json_lines),
+    "acl-arc": PublicTask(f"{SCIENCE}/citation_intent", _json_lines),
     "chemprot": PublicTask(f"{SCIENCE}/chemprot", _json_lines),
     "conll": PublicTask("conll2003", _published("conll")),
     "bc5cdr": PublicTask("bio_ner/BC5CDR-IOB", _published("bio-ner")),

@@ -51,10 +51,7 @@ COMMANDS = {
         "cloze.cli.distillation",
         "Continue pre-training on a domain and a task, then fine-tune and compare.",
     ),
-    "evaluate": (
-        "cloze.cli.finetuning",
-        "Evaluate a model: the official metrics of tasks, or its masked-LM loss on a text.",
-    ),
+    "evaluate": ("cloze.cli.finetuning", "Evaluate a model: the metrics of tasks, or its masked-LM loss on a text."),
     "suggest": ("cloze.cli.experiments", "Suggest which unlabelled texts to label next."),
     "fill": ("cloze.cli.prediction", "Predict the [MASK] blanks of texts."),
     "score": ("cloze.cli.prediction", "Score how likely texts are."),
