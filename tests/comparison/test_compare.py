@@ -230,3 +230,25 @@ def test_folder_names_are_plain(small: CompareSettings, tmp_path: Path) -> None:
     names = [folder.model(row).name for row in folder.settings.rows()]
     assert names == ["bert-nsp", "bert", "mix-100-mask"]
     assert Resamples.read(folder.reference) is None
+
+
+def test_a_yardstick_that_does_not_apply_is_reported(
+    text: Path, small: CompareSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(small, backbones="bert:1", vary=None, trials=1)
+    original = module.finetune_rows
+
+    def refused(*arguments: Any, **options: Any) -> Any:
+        if options["settings"].frozen:
+            raise ConfigError("frozen states need layers")
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(module, "finetune_rows", refused)
+    out = compare([text], tmp_path / "out", settings=settings)
+    facts = json.loads((out / "compare.json").read_text("utf-8"))
+    assert facts["rows"][0]["refused"] == {"classify-rows frozen": "frozen states need layers"}
+    assert "classify-rows frozen" not in facts["rows"][0]["scores"]
+    assert "classify-rows full" in facts["rows"][0]["scores"]
+    limits = " ".join(facts["conclusions"]["limits"])
+    assert "bert has no score for classify-rows, frozen features: frozen states need layers." in limits
+    assert "does not apply" in (out / "compare.html").read_text("utf-8")

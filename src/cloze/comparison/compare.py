@@ -16,26 +16,27 @@ the page are written with the results so far.
 
 import random
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from cloze.checkpoint import load_folder
 from cloze.checkpoint.folder import file_digest
 from cloze.comparison.report import write_page
-from cloze.comparison.results import COST, DIVERGED, MODES, NAME, PHENOMENA, RATE, ComparisonFolder
-from cloze.comparison.settings import BUNDLED_TASKS, ComparedRow, ComparedTask, CompareSettings
+from cloze.comparison.results import COST, DIVERGED, MODES, NAME, PHENOMENA, RATE, REFUSED, ComparisonFolder
+from cloze.comparison.settings import ComparedRow, CompareSettings
 from cloze.comparison.yardsticks import (
     Blank,
     GroupedRows,
+    TaskYardstick,
     choose_blanks,
     count_tokens,
     minimal_pairs,
+    read_yardstick,
     resamples_of,
     score_blanks,
     score_frequencies,
@@ -47,8 +48,7 @@ from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.record_files import documents_as_files
 from cloze.corpus.settings import PrepareSettings, VocabularySettings
 from cloze.corpus.shards import Corpus, read_manifest
-from cloze.demo.flow import DATA
-from cloze.errors import ConfigError, DataError, format_option
+from cloze.errors import CheckpointError, ConfigError, DataError, RequestError, format_option
 from cloze.files import check_is_file, read_json, replace_json, replaced_file
 from cloze.model import Backbone
 from cloze.model.heads import POOLED_HEADS
@@ -57,8 +57,6 @@ from cloze.progress import Progress, Silent
 from cloze.tasks.baselines import fit_baselines
 from cloze.tasks.comparisons import Resamples
 from cloze.tasks.examples import fingerprint
-from cloze.tasks.registry import TaskData, read_task
-from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.settings import FinetuneSettings
@@ -104,7 +102,7 @@ def compare(
         PosixPath('runs/compared')
     """
     settings, progress, out = settings or CompareSettings(), progress or Silent(), Path(out)
-    tasks = [_read(task, settings) for task in settings.compared_tasks()]  # before any long work
+    tasks = [read_yardstick(task, settings) for task in settings.compared_tasks()]  # before any long work
     with documents_as_files(texts, out, "text") as paths:
         for path in paths:
             check_is_file(path)
@@ -115,6 +113,8 @@ def compare(
             "rows_of_tasks": {task.name: fingerprint(task.data.train, task.data.dev) for task in tasks},
         }
         with Run.open(out, recorded, fresh=fresh) as run:
+            for note in run.notes:
+                progress.say(note)
             folder = ComparisonFolder(run.folder, settings, {task.name: task.data.metrics[0] for task in tasks})
             if folder.finished:
                 progress.say(f"{out}: already finished; use {format_option('fresh', True)} to start over")
@@ -124,34 +124,11 @@ def compare(
     return out
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A task with its rows."""
-
-    name: str
-    source: Source
-    data: TaskData
-
-
-def _read(task: ComparedTask, settings: CompareSettings) -> _Task:
-    """Read the rows of a task, at most as many training rows as the settings allow."""
-    train, dev = task.train, task.dev
-    if train is None:
-        train, dev = (DATA / name for name in BUNDLED_TASKS[task.name])
-    source = Source(task.task, train, dev)
-    data = read_task(source)
-    most = settings.task_rows
-    if most is not None and most < len(data.train):
-        chosen = np.random.default_rng(0).choice(len(data.train), most, replace=False)
-        data = replace(data, train=data.train.select(sorted(chosen.tolist())))
-    return _Task(task.name, source, data)
-
-
 class _Comparison:
     """The steps of a comparison; each is skipped if its result is already in the folder."""
 
     def __init__(
-        self, folder: ComparisonFolder, tasks: Sequence[_Task], device: str | None, progress: Progress
+        self, folder: ComparisonFolder, tasks: Sequence[TaskYardstick], device: str | None, progress: Progress
     ) -> None:
         self._folder, self._tasks, self._device, self._progress = folder, tasks, device, progress
         self._settings = folder.settings
@@ -300,10 +277,25 @@ class _Comparison:
             return
         if not (place / COST).is_file():
             replace_json(place / COST, self._cost(run, settings))
-        self._score_words(run, scores)
+        self._attempt(scores / "words", self._score_words, run, scores)
         for task in self._tasks:
             for mode in MODES:
-                self._finetune(task, mode, run, scores / f"{task.name} {mode}", f"{row.folder}-{seed}", seed)
+                cell = scores / f"{task.name} {mode}"
+                self._attempt(cell, self._finetune, task, mode, run, cell, f"{row.folder}-{seed}", seed)
+
+    def _attempt(self, place: Path, score: Callable[..., None], *arguments: Any) -> None:
+        """Score a model; if it cannot be scored in this way, write down the reason and go on with the other yardsticks.
+
+        For example, a left-only model has no blanks to fill, and a training may diverge. Resuming tries it again.
+        """
+        path = place / REFUSED
+        try:
+            score(*arguments)
+            path.unlink(missing_ok=True)
+        except (ConfigError, CheckpointError, RequestError, DivergedError) as error:
+            self._progress.say(f"not scored: {error}")
+            _made(place)
+            replace_json(path, {"reason": str(error)})
 
     def _cost(self, run: Path, settings: PretrainSettings) -> dict[str, Any]:
         """Return the cost of a pre-training, and the size of the model."""
@@ -356,7 +348,7 @@ class _Comparison:
                 replace_json(place / NAME, {"name": best.name})
                 Resamples.of(best.rows, task.data.metrics[0], fingerprint(task.data.dev)).write(place)
 
-    def _finetune(self, task: _Task, mode: str, model: Path, scores: Path, name: str, seed: int) -> None:
+    def _finetune(self, task: TaskYardstick, mode: str, model: Path, scores: Path, name: str, seed: int) -> None:
         """Train a head, or the whole model, on a task; only the scores are kept."""
         if _is_scored(scores):
             return

@@ -23,6 +23,7 @@ from cloze.train.run import Run
 
 RESULTS, SECONDS = "compare.json", "seconds.json"
 RATE, COST, DIVERGED, PHENOMENA, NAME = "rate.json", "cost.json", "diverged.json", "phenomena.json", "name.json"
+REFUSED = "refused.json"  # why a model could not be scored on a yardstick
 # How a task is learned: a head on frozen states (a learned mix of all layers), or the whole model.
 MODES: dict[str, Mapping[str, Any]] = {"frozen": {"frozen": "mix"}, "full": {}}
 # Yardsticks on words, with their metrics.
@@ -128,7 +129,13 @@ class ComparisonFolder:
             "runs": self._existing([run / COST for run in runs]),
             "phenomena": {name: _mean([one[name] for one in phenomena]) for name in (phenomena or [{}])[0]},
             "scores": {name: _summary(found) for name, found in cells.items() if found},
+            "refused": self._refused(row),
         }
+
+    def _refused(self, row: ComparedRow) -> dict[str, str]:
+        """Return why a yardstick has no score for a row, for those that were tried."""
+        paths = [path for seed in self.seeds(row) for path in sorted(self.scores(row, seed).glob(f"*/{REFUSED}"))]
+        return {path.parent.name: str(read_json(path)["reason"]) for path in paths}
 
     def _existing(self, paths: Sequence[Path]) -> list[dict[str, Any]]:
         return [read_json(path) for path in paths if path.is_file()]
@@ -260,7 +267,12 @@ CLAIMS = (
 
 
 _FEW_DOCUMENTS = 30
-_TITLES = {"blanks": "blanks filled", "likelihood": "probability of the blank's word", "pairs": "minimal pairs"}
+_TITLES = {
+    "words": "blanks and minimal pairs",
+    "blanks": "blanks filled",
+    "likelihood": "probability of the blank's word",
+    "pairs": "minimal pairs",
+}
 
 
 def title_of(yardstick: str) -> str:
@@ -314,6 +326,9 @@ def _limits(facts: Mapping[str, Any]) -> Iterator[str]:
     diverged = [row["name"] for row in facts["rows"] if row["diverged"]]
     if diverged:
         yield f"Diverged in at least one seed, which has no scores: {', '.join(diverged)}."
+    for row in facts["rows"]:
+        for yardstick, reason in row["refused"].items():
+            yield f"{row['name']} has no score for {title_of(yardstick)}: {reason}."
     tested = sum(one["seeds"] > 1 for one in facts["differences"])
     if tested:
         yield (

@@ -17,7 +17,7 @@ Dimensions: N units (documents, or couples of pairs), S resamples, V vocabulary.
 import hashlib
 import lzma
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -26,7 +26,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cloze.comparison.settings import BUNDLED_TASKS, ComparedTask, CompareSettings
 from cloze.corpus.shards import Corpus
+from cloze.demo.flow import DATA
 from cloze.errors import DataError
 from cloze.model.batch import Batch
 from cloze.predict import Model
@@ -34,6 +36,8 @@ from cloze.predict.fill_mask import Floats, blank_logs
 from cloze.progress import Progress, Silent
 from cloze.tasks.comparisons import Resamples
 from cloze.tasks.intervals import Floats as Scores
+from cloze.tasks.registry import TaskData, read_task
+from cloze.tasks.rows import Source
 from cloze.text import Encoding, Tokenizer
 
 PAIRS_FILE = "minimal_pairs.tsv.xz"
@@ -280,6 +284,32 @@ def _left_to_right(model: Model, sentences: Sequence[str]) -> list[float]:
         return [float(total) for total in (following * counted).sum(1)]
 
     return model.run(model.tokenizer.encode_batch(sentences), step)
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskYardstick:
+    """A task with its rows."""
+
+    name: str
+    source: Source
+    data: TaskData
+
+
+def read_yardstick(task: ComparedTask, settings: CompareSettings) -> TaskYardstick:
+    """Read the rows of a task, at most as many training rows as the settings allow."""
+    train, dev = task.train, task.dev
+    if train is None:
+        train, dev = (DATA / name for name in BUNDLED_TASKS[task.name])
+    source = Source(task.task, train, dev)
+    data = read_task(source)
+    most = settings.task_rows
+    if most is not None and most < len(data.train):
+        chosen = np.random.default_rng(0).choice(len(data.train), most, replace=False)
+        data = replace(data, train=data.train.select(sorted(chosen.tolist())))
+    return TaskYardstick(task.name, source, data)
 
 
 def resamples_of(rows: GroupedRows, metric: str, items: object) -> Resamples:
