@@ -20,6 +20,7 @@ from cloze.corpus.settings import PrepareSettings
 from cloze.errors import ClozeError, ConfigError, DataError
 from cloze.progress import Silent
 from cloze.tasks.comparisons import Resamples
+from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.optimization import DivergedError
 from cloze.train.pretraining.phases import LengthSchedule
 from tests.train.made import Listener, interrupted_at
@@ -236,7 +237,7 @@ def test_a_yardstick_that_does_not_apply_is_reported(
     text: Path, small: CompareSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = replace(small, backbones="bert:1", vary=None, trials=1)
-    original = module.finetune_rows
+    original = finetune_rows
 
     def refused(*arguments: Any, **options: Any) -> Any:
         if options["settings"].frozen:
