@@ -59,7 +59,7 @@ def commands(environment: Path, port: int) -> dict[str, list[str]]:
     programs = environment / "bin"
     return {
         "uvicorn, httptools": [*uvicorn, "httptools"],
-        "uvicorn, our limits": [*uvicorn, "cloze.serve.protocol:TimeoutProtocol"],
+        "uvicorn, our limits": [*uvicorn, "cloze.serve.access:TimeoutProtocol"],
         "uvicorn, h11": [*uvicorn, "h11"],
         "hypercorn": [str(programs / "hypercorn"), "app:app", "-b", f"127.0.0.1:{port}", "-k", "uvloop"],
         "granian": [

@@ -18,6 +18,7 @@ from statistics import mean
 
 import torch
 
+from cloze.inspect import HeadSettings
 from cloze.inspect.pruning import (
     draw_curves,
     head_importance,
@@ -26,7 +27,6 @@ from cloze.inspect.pruning import (
     random_order,
     removal_costs,
 )
-from cloze.inspect.settings import HeadSettings
 from cloze.inspect.survey import Survey, agreement, survey_heads
 from cloze.inspect.survey_report import example_lines, summary_lines, write_survey
 from cloze.predict import evaluate_examples, load

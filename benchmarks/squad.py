@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from cloze.files import replace_json
-from cloze.tasks.answering.metrics import AnswerPrediction, score_answers
+from cloze.tasks.answering.kind import AnswerPrediction, score_answers
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings

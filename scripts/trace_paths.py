@@ -152,8 +152,8 @@ def request(work: Workspace) -> None:
 @functools.cache
 def service_app(work: Workspace) -> Any:
     """Yield the service's ASGI app, with its threads running."""
-    from cloze.serve.metrics import Metrics
     from cloze.serve.models import load_models
+    from cloze.serve.outcomes import Metrics
     from cloze.serve.server import make_app
     from cloze.serve.service import Service
     from cloze.serve.settings import ServiceSettings

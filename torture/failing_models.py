@@ -58,8 +58,8 @@ def break_model(batcher: Batcher) -> None:
         ]
 
     # NaN results are detected where results are checked, so that check is repeated here.
-    from cloze.serve.errors import ModelFailedError
     from cloze.serve.operations import NOT_FINITE, is_finite
+    from cloze.serve.outcomes import ModelFailedError
 
     batcher._compute_batch = lambda key, inputs, check: [
         one if is_finite(one) else ModelFailedError(NOT_FINITE) for one in faulty(key, inputs, check)

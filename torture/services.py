@@ -20,9 +20,9 @@ from tests.model.made import model_folder, saved
 
 from cloze.checkpoint import TaskLabels
 from cloze.options import PrecisionName
-from cloze.serve.metrics import Metrics
+from cloze.serve.access import TimeoutProtocol
 from cloze.serve.models import load_models
-from cloze.serve.protocol import TimeoutProtocol
+from cloze.serve.outcomes import Metrics
 from cloze.serve.server import make_app
 from cloze.serve.service import Service
 from cloze.serve.settings import Limits, ServiceSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloze.cli.resumable import ResumableJob, UnchangedFile, file_identity
+from cloze.cli.inputs import ResumableJob, UnchangedFile, file_identity
 from cloze.errors import ClozeError, DataError
 from cloze.locks import is_ours
 from cloze.progress import Interrupted, Silent

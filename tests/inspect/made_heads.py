@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from cloze.inspect import HeadSettings
 from cloze.inspect.patterns import PATTERNS, Layout, ScoreAccumulator, Scores, targets
-from cloze.inspect.settings import HeadSettings
 
 QUICK = HeadSettings(sequences=40, shuffles=200, resamples=200, predictive_sequences=8, examples=1)
 

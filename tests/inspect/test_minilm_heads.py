@@ -8,7 +8,7 @@ import torch
 from transformers import BertModel
 
 import cloze
-from cloze.inspect.settings import HeadSettings
+from cloze.inspect import HeadSettings
 from cloze.inspect.survey import agreement, draw_samples, iter_attentions, survey_heads
 from cloze.predict import Model, load
 

@@ -8,8 +8,8 @@ import pytest
 
 from cloze.cli import main
 from cloze.errors import ClozeError, ConfigError
+from cloze.inspect import HeadSettings
 from cloze.inspect.patterns import PATTERNS
-from cloze.inspect.settings import HeadSettings
 from cloze.inspect.survey import Survey, survey_heads
 from cloze.inspect.survey_report import example_line, summary_lines, table_rows, write_survey
 from tests.cli.conftest import quiet_neighbours as quiet_neighbours  # a fixture

@@ -11,8 +11,7 @@ import pytest
 
 from cloze.errors import RequestError
 from cloze.serve.batcher import FIRST_GUESS, AbandonedError, Batcher, Check
-from cloze.serve.errors import ModelFailedError, OverloadedError
-from cloze.serve.metrics import Metrics
+from cloze.serve.outcomes import Metrics, ModelFailedError, OverloadedError
 from cloze.serve.queue import BatchKey, Job
 
 KIND = BatchKey("embed")

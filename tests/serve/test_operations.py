@@ -11,9 +11,8 @@ from cloze.errors import RequestError
 from cloze.predict import Model, load
 from cloze.predict.preprocessing import read_texts
 from cloze.serve.batcher import Batcher
-from cloze.serve.errors import ModelFailedError
-from cloze.serve.metrics import Metrics
 from cloze.serve.operations import ModelWorker, abilities, is_finite, run_operation
+from cloze.serve.outcomes import Metrics, ModelFailedError
 from cloze.serve.queue import BatchKey, Job
 from cloze.threads import AdaptiveThreads, request_threads
 from tests.model.made import model_folder

@@ -20,8 +20,8 @@ from cloze.predict import load
 from cloze.predict.quantization import precision as precision_module
 from cloze.predict.quantization import quantize as quantize_module
 from cloze.predict.quantization.quantize import cache_folder, load_for_service, quantize
-from cloze.serve.metrics import Metrics
 from cloze.serve.models import load_models
+from cloze.serve.outcomes import Metrics
 from cloze.serve.service import Service
 from cloze.serve.settings import ServiceSettings
 from cloze.tasks.similarity.kind import cosines

@@ -13,8 +13,8 @@ import pytest
 from torture.floods import KEY, FloodSettings, Patience, forms, hold_on
 from torture.services import Running, listening, running
 
-from cloze.serve import protocol, server
-from cloze.serve.protocol import MAX_HEAD, TimeoutProtocol
+from cloze.serve import access, server
+from cloze.serve.access import MAX_HEAD, TimeoutProtocol
 from cloze.serve.settings import Limits, ServiceSettings
 
 HOST = b"Host: localhost\r\n"
@@ -220,7 +220,7 @@ def test_pipelined_requests_are_answered_in_order(
 
 
 def test_held_input_is_bounded_together(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "MAX_HELD", 5000)
+    monkeypatch.setattr(access, "MAX_HELD", 5000)
     client.send(HEALTH * 1000)
     statuses = client.read()
     assert 1 <= len(statuses) < 1000

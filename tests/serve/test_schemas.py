@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from cloze.serve import schemas
-from cloze.serve.errors import InvalidRequestError
+from cloze.serve.outcomes import InvalidRequestError
 from cloze.serve.schemas import MOST_REPORTED, check
 from cloze.serve.settings import Limits
 

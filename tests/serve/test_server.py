@@ -30,7 +30,7 @@ from torture.swaps import SwapSettings, ask_alone, compare, swap_folders
 
 from cloze.options import PrecisionName
 from cloze.progress import Silent
-from cloze.serve.protocol import TimeoutProtocol
+from cloze.serve.access import TimeoutProtocol
 from cloze.serve.settings import ServiceSettings
 
 BODY = json.dumps({"texts": "the cat sat"}).encode()

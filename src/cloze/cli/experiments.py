@@ -11,7 +11,7 @@ from cloze.cli.inputs import TEXT_COLUMN, Texts, gather_texts, read_file, with_p
 from cloze.cli.outputs import ROW_FILES, beside, check_file, check_folder, write_rows
 from cloze.comparison.settings import CompareSettings
 from cloze.errors import ConfigError
-from cloze.inspect.settings import HeadSettings
+from cloze.inspect import HeadSettings
 from cloze.models import SHIPPED_MODEL
 from cloze.options import Reference
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloze.corpus.copies import change_copies, plan_copies
-from cloze.corpus.masking import STREAMS, Fates, Masker
+from cloze.corpus.masking import STREAMS, Fates, Masker, change_copies, plan_copies
 from cloze.corpus.sampling import (
     EpochPlan,
     Ids,

@@ -8,7 +8,7 @@ and its chunks, each followed by ``[SEP]``: two chunks for sentence pairs, one o
     nsp   next-sentence prediction (Devlin et al. 2019, section 3.1): B follows A, or comes from another document
     sop   sentence-order prediction (Lan et al. 2020, section 3.1): A and B are adjacent, or swapped
     relation  like nsp, but half of the negative pairs have a B from elsewhere in A's document
-    copy  B is a copy of A with words dropped and moved (``copies.py``)
+    copy  B is a copy of A with words dropped and moved (``masking.py``)
     none  FULL-SENTENCES (Liu et al. 2019, section 4.2): as many whole sentences as fit. At the end of a document, a
           ``[SEP]`` and the next document follow. All tokens have segment 0.
 

@@ -30,7 +30,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.inspect.settings import HeadSettings
+from cloze.inspect import HeadSettings
 from cloze.predict.results import row_distance, row_entropy
 from cloze.text import Encoding
 

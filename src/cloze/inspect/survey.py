@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from cloze.errors import DataError, RequestError
+from cloze.inspect import FEWEST_SEQUENCES, HeadSettings
 from cloze.inspect.patterns import (
     PATTERNS,
     Layout,
@@ -36,7 +37,6 @@ from cloze.inspect.relations import (
     masking_influences,
     top_influences,
 )
-from cloze.inspect.settings import FEWEST_SEQUENCES, HeadSettings
 from cloze.model.batch import batches, collate
 from cloze.predict.model import Model
 from cloze.predict.results import row_entropy

@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloze.errors import RequestError
-from cloze.serve.errors import ModelFailedError, OverloadedError
-from cloze.serve.metrics import Metrics
+from cloze.serve.outcomes import Metrics, ModelFailedError, OverloadedError
 from cloze.serve.queue import BatchKey, Item, Job, QueueFullError, TokenQueue
 
 logger = logging.getLogger("cloze.serve")

@@ -11,9 +11,8 @@ from cloze.options import LongTexts, PrecisionName
 from cloze.predict import Model, batch_limits, load
 from cloze.predict.quantization.quantize import Paragraphs, ServicePrecision, load_for_service
 from cloze.serve.batcher import Batcher
-from cloze.serve.errors import InvalidRequestError, NotFoundError
-from cloze.serve.metrics import Metrics
 from cloze.serve.operations import EMBED, ModelWorker, abilities
+from cloze.serve.outcomes import InvalidRequestError, Metrics, NotFoundError
 from cloze.serve.settings import ServiceSettings
 
 # A new job must be expected to finish within this fraction of the timeout; the rest is a margin for lower throughput.

@@ -27,7 +27,7 @@ from cloze.predict.model import Model
 from cloze.predict.preprocessing import read_texts
 from cloze.predict.results import Score
 from cloze.serve.batcher import Check
-from cloze.serve.errors import ModelFailedError, NotFoundError
+from cloze.serve.outcomes import ModelFailedError, NotFoundError
 from cloze.serve.queue import BatchKey
 from cloze.serve.tokenization import ROUNDS, task_kind
 from cloze.tasks.registry import labelled_kinds

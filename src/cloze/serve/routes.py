@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
 from cloze.serve import schemas
-from cloze.serve.errors import InvalidRequestError, TooLargeError
 from cloze.serve.models import ServedModel
+from cloze.serve.outcomes import InvalidRequestError, TooLargeError
 from cloze.serve.service import Service, ServiceResult, add_post_route, json_response
 from cloze.tasks.answering.kind import ANSWER
 from cloze.tasks.choice.kind import CHOOSE

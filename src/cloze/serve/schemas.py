@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from cloze.errors import did_you_mean
 from cloze.options import LongTexts
-from cloze.serve.errors import DeadlineError, InvalidRequestError, OverloadedError, TooLargeError
+from cloze.serve.outcomes import DeadlineError, InvalidRequestError, OverloadedError, TooLargeError
 from cloze.serve.queue import FairShare
 from cloze.serve.settings import Limits
 

@@ -33,11 +33,10 @@ from cloze.inspect.views.page import read_static, served_page, static_names
 from cloze.options import PrecisionName
 from cloze.predict.quantization.quantize import Paragraphs
 from cloze.serve import routes
-from cloze.serve.access import AccessMiddleware
-from cloze.serve.metrics import Metrics
+from cloze.serve.access import AccessMiddleware, TimeoutProtocol
 from cloze.serve.models import load_models
 from cloze.serve.operations import AttentionCache, deflate_layer
-from cloze.serve.protocol import TimeoutProtocol
+from cloze.serve.outcomes import Metrics
 from cloze.serve.schemas import Form
 from cloze.serve.service import Service, add_error_handlers, add_post_route, json_response
 from cloze.serve.settings import ServiceSettings

@@ -20,9 +20,8 @@ from starlette.requests import ClientDisconnect
 from cloze.errors import RequestError
 from cloze.predict.fill_mask import count_blanks
 from cloze.serve.batcher import AbandonedError, Batcher
-from cloze.serve.errors import DeadlineError, InvalidRequestError, ServiceError, TooLargeError, error_body
-from cloze.serve.metrics import Metrics
 from cloze.serve.models import ModelRegistry, ServedModel
+from cloze.serve.outcomes import DeadlineError, InvalidRequestError, Metrics, ServiceError, TooLargeError, error_body
 from cloze.serve.queue import BatchKey, Job
 from cloze.serve.schemas import Bodies, client_of
 from cloze.serve.settings import ServiceSettings

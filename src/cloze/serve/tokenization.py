@@ -24,8 +24,7 @@ from cloze.predict.preprocessing import (
     read_texts,
     require_pairs,
 )
-from cloze.serve.errors import OverloadedError
-from cloze.serve.metrics import Metrics
+from cloze.serve.outcomes import Metrics, OverloadedError
 from cloze.serve.queue import FairShare
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import labelled_kinds

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cloze.tasks.answering.examples import Question, Questions
-from cloze.tasks.answering.metrics import AnswerPrediction, row_scores
+from cloze.tasks.answering.kind import AnswerPrediction, row_scores
 from cloze.tasks.choice.kind import Choices
 from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import AnyExamples, LabelSet

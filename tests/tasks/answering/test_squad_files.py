@@ -14,7 +14,7 @@ from pyarrow import parquet
 from cloze.errors import DataError
 from cloze.tasks.answering import examples as squad
 from cloze.tasks.answering.examples import Question, Questions, locate
-from cloze.tasks.answering.metrics import (
+from cloze.tasks.answering.kind import (
     AnswerPrediction,
     best_threshold,
     exact_match,

@@ -25,8 +25,15 @@ from cloze.model.batch import Batch
 from cloze.model.losses import task_logits
 from cloze.options import LONGEST_ANSWER
 from cloze.tasks.answering.examples import Questions, Reading, read_contexts
-from cloze.tasks.answering.kind import ANSWER
-from cloze.tasks.answering.metrics import AnswerPrediction, best_threshold, is_right, row_scores, score_answers, word_f1
+from cloze.tasks.answering.kind import (
+    ANSWER,
+    AnswerPrediction,
+    best_threshold,
+    is_right,
+    row_scores,
+    score_answers,
+    word_f1,
+)
 from cloze.tasks.intervals import MeanRows
 from cloze.tasks.kind import Predictor, TaskLabels
 from cloze.tasks.reports import Evaluation
