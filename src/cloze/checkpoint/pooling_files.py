@@ -127,15 +127,20 @@ class EmbeddingSettings:
     def prompt(self, name: str) -> str:
         """Return the prefix of texts of a kind, ``query`` or ``document``; an empty text if the model needs none.
 
+        Any other text than a single word, such as ``search: ``, is returned as the prefix itself.
+
         Raises:
-            RequestError: If the name is neither one of these nor in the folder.
+            RequestError: If a single word is neither one of these names nor in the folder.
         """
         for known in (name, *_ALIASES.get(name, ())):
             if known in self.prompts:
                 return self.prompts[known]
-        if name not in (QUERY, DOCUMENT):
-            raise RequestError(f"unknown prompt {name!r}{did_you_mean(name, [QUERY, DOCUMENT, *self.prompts])}")
-        return ""
+        if name in (QUERY, DOCUMENT) or any(name in names for names in _ALIASES.values()):
+            return self.prompts.get(DOCUMENT, "") if name != QUERY else ""
+        if name.isalnum():
+            known = did_you_mean(name, {QUERY: "", DOCUMENT: "", **self.prompts})
+            raise RequestError(f"unknown prompt {name!r}{known}; or give the text itself, such as 'query: '")
+        return name
 
     def after_training(self, *, reads_mean: bool) -> "EmbeddingSettings":
         """Return the settings for a model that was fine-tuned from this one.

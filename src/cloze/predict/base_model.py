@@ -30,7 +30,14 @@ from cloze.predict.embeddings.pooling import (
     mean_states,
 )
 from cloze.predict.fill_mask import Floats
-from cloze.predict.preprocessing import InputWarnings, adds_columns, read_texts, require_head, require_pairs
+from cloze.predict.preprocessing import (
+    InputWarnings,
+    adds_columns,
+    put_in_front,
+    read_texts,
+    require_head,
+    require_pairs,
+)
 from cloze.predict.quantization.precision import precision_of, set_precision, use_products
 from cloze.predict.results import describe_model
 from cloze.tasks.kind import TaskKind, TaskLabels
@@ -163,7 +170,8 @@ class BaseModel:
             layer: The layer to pool, 0 for the embeddings and -1 for the last; several are averaged.
             long_texts: Treatment of texts beyond the maximum length: cut truncates them, head-tail keeps both ends,
                 and windows averages the vectors of windows, weighted by their tokens.
-            prompt: query or document: put the model's prefix for such texts before each of them, if it has one.
+            prompt: query or document: put the model's prefix for such texts before each of them, if it has one; or the
+                prefix itself, such as "search: ".
             dimensions: Keep only this many values per vector, for models trained for it (Matryoshka).
 
         Returns:
@@ -174,7 +182,7 @@ class BaseModel:
             (2, 256)
         """
         if prefix := "" if prompt is None else self.embedding.prompt(prompt):
-            texts = [prefix + text for text in texts]
+            texts = put_in_front(prefix, texts)
         return self.embed_encoded(self._encode_long(texts, pairs, long_texts), pooling, layer, dimensions)
 
     @torch.inference_mode()

@@ -106,6 +106,13 @@ def _frame_columns(frame: Any, task: TaskLabels | None, text: str | None, pair: 
     return read_columns(frame, [text or task.text_column, *([] if pair is None else [pair])], trained=True)
 
 
+def put_in_front(prefix: str, texts: Sequence[str]) -> Sequence[str]:
+    """Put a prefix in front of each text; values that are not texts are refused later."""
+    if isinstance(texts, str):
+        return texts
+    return [prefix + text if isinstance(text, str) else text for text in texts]
+
+
 def read_texts(
     tokenizer: Tokenizer,
     texts: Sequence[str],
