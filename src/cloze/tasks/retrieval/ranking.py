@@ -43,6 +43,12 @@ def top_k(scores: NDArray[Any], k: int) -> NDArray[np.int64]:
     return chosen[np.lexsort((chosen, -scores[chosen]))]
 
 
+def unit_vectors(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scale vectors to length 1, so that inner products are cosines: (N, D) -> (N, D)."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, 1e-12), np.float32)
+
+
 def search_vectors(queries: NDArray[np.float32], documents: NDArray[np.float32], k: int) -> list[Hits]:
     """Return the k documents with the largest inner products for each query, exactly.
 
