@@ -40,6 +40,8 @@ SOURCES = {
     "vocab/bert-base-uncased-vocab.txt",
     "zh_pairs": "Chinese STS-B and LCQMC from https://github.com/zejunwang1/CSTS, as "
     "zh_pairs/Chinese-STS-B/sts-b-dev.txt and zh_pairs/LCQMC/{dev,test}.txt",
+    "zh_qa": "CMRC 2018 from https://github.com/ymcui/cmrc2018 and DRCD from "
+    "https://github.com/DRCKnowledgeTeam/DRCD, as zh_qa/cmrc2018_{dev,trial}.json and zh_qa/DRCD_{dev,test}.json",
     "scibert_tasks": "the folder data of https://github.com/allenai/scibert, as scibert_tasks/",
     "chnsenticorp": "ChnSentiCorp from https://github.com/ymcui/Chinese-BERT-wwm, as chnsenticorp/{train,dev}.tsv",
     "bio_ner": "BC5CDR from https://github.com/cambridgeltl/MTL-Bioinformatics-2016, as "
@@ -244,6 +246,20 @@ def _write_chinese(folder: Path, draw: random.Random) -> None:
         texts = [_chinese_sentence(draw) for _ in range(count)]
         rows = [_tabbed(int("家" in text or "学" in text), text) for text in texts]
         _write(folder / f"chnsenticorp/{split}.tsv", [_tabbed("label", "text_a"), *rows])
+
+    for name in ("cmrc2018_dev", "cmrc2018_trial", "DRCD_dev", "DRCD_test"):
+        articles = [
+            {"title": f"文章{number}", "paragraphs": [_chinese_paragraph(f"{name}-{number}", draw)]}
+            for number in range(60)
+        ]
+        _write(folder / f"zh_qa/{name}.json", [json.dumps({"version": "1.1", "data": articles}, ensure_ascii=False)])
+
+
+def _chinese_paragraph(key: str, draw: random.Random) -> dict[str, object]:
+    when, who, what = draw.choice(_WHEN), draw.choice(_WHO), draw.choice(_WHAT)
+    context = f"{_chinese_sentence(draw)}{when}{who}{what}。{_chinese_sentence(draw)}"
+    answer = {"text": what, "answer_start": context.index(f"{when}{who}{what}") + len(when + who)}
+    return {"context": context, "qas": [{"id": key, "question": f"{when}{who}做什么？", "answers": [answer]}]}
 
 
 def _write_others(folder: Path, draw: random.Random) -> None:

@@ -72,6 +72,8 @@ _HOMES = {
     "CompareSettings": "cloze.comparison.settings",
     "DistillSettings": "cloze.train.distillation.settings",
     "TextDistillSettings": "cloze.train.distillation.settings",
+    "MiningSettings": "cloze.tasks.retrieval.kind",
+    "mine_negatives": "cloze.predict.mining",
     "Source": "cloze.tasks.rows",
     "RetrievalData": "cloze.tasks.retrieval.kind",
     "TrainingPairs": "cloze.tasks.retrieval.kind",
@@ -94,8 +96,10 @@ if TYPE_CHECKING:
     from cloze.predict import Model as Model
     from cloze.predict import evaluate as evaluate
     from cloze.predict import load as load
+    from cloze.predict.mining import mine_negatives as mine_negatives
     from cloze.tasks.retrieval.examples import read_retrieval as read_retrieval
     from cloze.tasks.retrieval.examples import read_training_pairs as read_training_pairs
+    from cloze.tasks.retrieval.kind import MiningSettings as MiningSettings
     from cloze.tasks.retrieval.kind import RetrievalData as RetrievalData
     from cloze.tasks.retrieval.kind import TrainingPairs as TrainingPairs
     from cloze.tasks.rows import Source as Source

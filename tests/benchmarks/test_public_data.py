@@ -21,6 +21,7 @@ ARGUMENTS = {
     "choices": ("--text", "missing", "--held-out", "missing"),
     "correction": ("chinese", "--model", "missing"),
     "heads": ("survey",),
+    "retrieval": ("squad",),
 }
 
 
@@ -129,3 +130,17 @@ def test_scores_of_other_data_are_stored_separately(tmp_path: Path) -> None:
 def test_a_benchmark_runs_on_the_small_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("ladder", "--data", "small", "--rounds", "1") is None
     assert capsys.readouterr().out
+
+
+def test_search_is_measured_on_articles_that_training_has_not(capsys: pytest.CaptureFixture[str]) -> None:
+    import retrieval
+
+    for name in ("squad", "drcd"):
+        splits = retrieval.read_splits(name, "small")
+        texts = [set(data.documents.values()) for data in splits.values()]
+        assert all(texts)
+        assert not texts[0] & texts[2]
+        assert not texts[1] & texts[2]
+        assert all(data.unanswerable == 0 for data in splits.values())
+    assert run("retrieval", "squad", "--data", "small", "--models", "cloze-mini") is None
+    assert "against BM25" in capsys.readouterr().out

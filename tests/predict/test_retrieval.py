@@ -101,7 +101,7 @@ def test_report_compares_with_bm25_and_other_systems(model: Model) -> None:
 
 def test_results_by_query(model: Model, tmp_path: Path) -> None:
     found = evaluate_retrieval(model, DATA, name="made")
-    found.write_queries(tmp_path)
+    found.write_more(tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "queries.jsonl").read_text().splitlines()]
     assert len(rows) == 39
     assert rows[0]["query"] == "q1"

@@ -59,6 +59,7 @@ COMMANDS = {
     "follows": ("cloze.cli.prediction", "Predict how likely one text follows another."),
     "embed": ("cloze.cli.embedding", "Embed texts as vectors."),
     "rerank": ("cloze.cli.embedding", "Sort documents by their relevance to a query."),
+    "mine": ("cloze.cli.retrieval", "Find hard negatives for training search models."),
     "classify": ("cloze.cli.prediction", "Classify texts, or predict a number, with a fine-tuned model."),
     "tag": ("cloze.cli.word_prediction", "Tag the words of texts, and find entities."),
     "answer": ("cloze.cli.prediction", "Find the answers to questions in texts."),

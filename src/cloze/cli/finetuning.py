@@ -8,12 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Machine, Reporter, print_json, print_results, print_scores, print_table, shorten
+from cloze.cli.console import (
+    InferenceMachine,
+    Machine,
+    Reporter,
+    print_json,
+    print_results,
+    print_scores,
+    print_table,
+    shorten,
+)
 from cloze.cli.outputs import check_folder
+from cloze.cli.retrieval import evaluate_vectors, vector_tasks
 from cloze.cli.word_prediction import SETTINGS, evaluate_correction
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction.kind import CORRECTION_NAME, CorrectionSettings
+from cloze.tasks.retrieval.kind import RETRIEVAL_NAME, RetrievalSettings
 from cloze.tasks.rows import RowSettings, Source
 from cloze.train.finetuning.settings import (
     FinetuneSettings,
@@ -137,6 +148,7 @@ class LabelErrorFlags:
 _SHOWN_ERRORS = 20
 Place = Annotated[Machine, Parameter(name="*")]
 HERE = Machine()
+INFERENCE = InferenceMachine()
 ROWS = RowSettings()
 TASKS = (
     "classify, multilabel, regress, tag, answer or choose for your own files; a published task such as mrpc, sst-2, "
@@ -211,10 +223,14 @@ def _choose(task: str, search_settings: SearchSettings, similarity: SimilaritySe
 
 def evaluate(
     task: Annotated[
-        str, Parameter(help=f"{TASKS}; correction, similarity (vectors), or mlm (masked words of any text).")
+        str,
+        Parameter(
+            help=f"{TASKS}; correction; similarity, retrieval or clustering (any vectors); or mlm (masked words)."
+        ),
     ],
     data: Annotated[
-        list[Path], Parameter(help="A file of your own, or the folder of a published task; text files for mlm.")
+        list[Path],
+        Parameter(help="A file of your own, the folder of a published task, or of BEIR for retrieval; texts for mlm."),
     ],
     /,
     *,
@@ -227,10 +243,11 @@ def evaluate(
     rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
     blanks: Annotated[MlmEvaluationSettings, Parameter(name="*")] = BLANKS,
     correction: Annotated[CorrectionSettings, Parameter(name="*")] = SETTINGS,
-    machine: Place = HERE,
+    retrieval: Annotated[RetrievalSettings, Parameter(name="*")] = RetrievalSettings(),  # noqa: B008 (frozen)
+    machine: Annotated[InferenceMachine, Parameter(name="*")] = INFERENCE,
     json: bool = False,
 ) -> None:
-    """Evaluate a fine-tuned model with the official metrics; with mlm, compute the loss of any model on masked words.
+    """Evaluate a fine-tuned model with the official metrics, the vectors of any model, or its loss on masked words.
 
     'cloze evaluate TASK --help' lists only the flags of that task.
 
@@ -238,6 +255,7 @@ def evaluate(
         model: The fine-tuned model folder or run.
         out: A folder for eval_results.json and predictions.tsv.
         split: For published tasks: dev, dev_mismatched or test; predictions for GLUE's test rows are written to --out.
+            For retrieval: the judgements of the folder; by default those of dev, or else of test.
         longest_answer: For answer: maximum answer length in tokens; by default, as the model was fine-tuned, or 30.
         abstain_at: For classify: an error rate. The model then gives no label below the probability above which new
             rows have at most this error rate (95 % certain); stored in the model's folder.
@@ -247,7 +265,9 @@ def evaluate(
     from cloze.tasks.classification.published import is_glue_task
 
     check_folder(out)
-    _check_flags(task, split, blanks, correction)
+    task = task.lower()
+    _check_flags(task, split, blanks, correction, retrieval)
+    _check_precision(task, machine)
     _check_longest(task, longest_answer)
     quality.check()
     if abstain_at is not None:
@@ -268,6 +288,10 @@ def evaluate(
     if quality.label_errors:
         _find_label_errors(source, model, out, quality, machine, json)
         return
+    if task in vector_tasks():
+        evaluation = evaluate_vectors(source, model, split, retrieval, machine)
+        _print_evaluation(evaluation, out, json)
+        return
     if split == "test" and is_glue_task(task):
         _predict_test_rows(source, model, out, machine, json)
         return
@@ -282,6 +306,8 @@ def _print_evaluation(evaluation: "Evaluation", out: Path | None, json: bool) ->
         write_report(evaluation, out)
     results = evaluation.results()
     print_json(results) if json else print_scores(results)
+    if not json and evaluation.notes:
+        print(*evaluation.notes, sep="\n")
 
 
 def _find_label_errors(
@@ -319,9 +345,19 @@ def _find_label_errors(
         print(f"{out}: {TABLE}, {PAGE}")
 
 
-def _check_flags(task: str, split: str, blanks: MlmEvaluationSettings, correction: CorrectionSettings) -> None:
+def _check_precision(task: str, machine: InferenceMachine) -> None:
+    """Reject --precision except for vectors, since official metrics are those of float32."""
+    if machine.precision != InferenceMachine.precision and task not in (known := vector_tasks()):
+        raise ConfigError(
+            f"--precision is {machine.precision}, which only applies to {', '.join(known)}; leave it out for {task}"
+        )
+
+
+def _check_flags(
+    task: str, split: str, blanks: MlmEvaluationSettings, correction: CorrectionSettings, retrieval: RetrievalSettings
+) -> None:
     """Reject flags that have no effect on this task."""
-    for owner, settings in (("mlm", blanks), (CORRECTION_NAME, correction)):
+    for owner, settings in (("mlm", blanks), (CORRECTION_NAME, correction), (RETRIEVAL_NAME, retrieval)):
         for field in fields(settings) if task != owner else ():
             if (value := getattr(settings, field.name)) != field.default:
                 flag = field.name.replace("_", "-")

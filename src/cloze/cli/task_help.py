@@ -74,13 +74,20 @@ def _entries(lines: Iterable[str]) -> Iterator[tuple[str | None, list[str]]]:
 
 def describe_tasks() -> dict[str, list[dict[str, str]]]:
     """Return, for each command, groups of tasks with their summary and the flags that do not apply to them."""
+    from cloze.predict.clustering import CLUSTERING_NAME
     from cloze.tasks.classification.published import ALIASES
     from cloze.tasks.registry import KINDS, PUBLISHED, find_task
+    from cloze.tasks.retrieval.kind import RETRIEVAL
 
     specs: dict[str, TaskSpec | TaskKind] = {**KINDS, **{name: find_task(name) for name in (*PUBLISHED, *ALIASES)}}
     finetuning = {name: (_summary(spec), _hidden_in_finetuning(spec)) for name, spec in specs.items()}
     finetuning |= {suite: _describe_suite(suite) for suite in SUITES}
     evaluation = {name: (_summary(spec), _hidden_in_evaluation(spec)) for name, spec in specs.items()}
+    evaluation[RETRIEVAL.name] = (RETRIEVAL.summary, _hidden_in_evaluation(RETRIEVAL))
+    evaluation[CLUSTERING_NAME] = (
+        "Compare clusters of text vectors with the labels of the texts.",
+        _hidden_for_clusters(),
+    )
     evaluation["mlm"] = ("Measure the loss on masked words of any text.", _hidden_for_mlm())
     return {"finetune": _group(finetuning), "evaluate": _group(evaluation)}
 
@@ -161,25 +168,37 @@ def _describe_suite(suite: str) -> tuple[str, set[str]]:
 
 
 def _hidden_in_evaluation(spec: "TaskSpec | TaskKind") -> set[str]:
+    from cloze.cli.retrieval import vector_tasks
     from cloze.tasks.correction.kind import CORRECTION, CorrectionSettings
+    from cloze.tasks.retrieval.kind import RETRIEVAL, RetrievalSettings
     from cloze.train.settings import MlmEvaluationSettings
 
     kind, published = _kind_of(spec)
     hidden = _hidden_columns(kind, published) | _flags(MlmEvaluationSettings)
-    if kind.name != CORRECTION.name:
-        hidden |= _flags(CorrectionSettings)
+    for owner, settings in ((CORRECTION, CorrectionSettings), (RETRIEVAL, RetrievalSettings)):
+        if kind.name != owner.name:
+            hidden |= _flags(settings)
     if "longest_answer" not in kind.settings:
         hidden.add("longest-answer")
     if kind.head != "sequence" or kind.targets != "index":
         hidden |= _LABEL_FLAGS
-    return hidden if published else hidden | {"split"}
+    if kind.name not in vector_tasks():
+        hidden.add("precision")
+    return hidden if published or kind.name == RETRIEVAL.name else hidden | {"split"}
+
+
+def _hidden_for_clusters() -> set[str]:
+    from cloze.train.settings import MlmEvaluationSettings
+
+    return _flags(MlmEvaluationSettings) | _hidden_for_mlm() - {"label", "columns", "precision"}
 
 
 def _hidden_for_mlm() -> set[str]:
     from cloze.tasks.correction.kind import CorrectionSettings
+    from cloze.tasks.retrieval.kind import RetrievalSettings
 
-    others = {*_NAMED_COLUMNS, *_LABEL_FLAGS, "columns", "longest-answer", "split"} - {"text"}
-    return _flags(CorrectionSettings) | others
+    others = _flags(CorrectionSettings) | _flags(RetrievalSettings) | {*_LABEL_FLAGS, "precision"}
+    return others | {*_NAMED_COLUMNS, "columns", "longest-answer", "split"} - {"text"}
 
 
 def _flags(settings: type[Any]) -> set[str]:

@@ -14,8 +14,10 @@ from cloze.checkpoint import find_source
 from cloze.checkpoint.adapter_folder import store_abstention
 from cloze.errors import ConfigError, DataError, RequestError
 from cloze.files import replaced_file
+from cloze.predict.clustering import CLUSTERING_NAME, evaluate_clustering
 from cloze.predict.loading import load
 from cloze.predict.model import Model
+from cloze.predict.retrieval import evaluate_retrieval
 from cloze.progress import Progress, Silent
 from cloze.tasks.answering.decoding import check_longest
 from cloze.tasks.baselines import baseline_scores, compare_with_floor, score_cosines
@@ -30,6 +32,8 @@ from cloze.tasks.kind import TaskKind
 from cloze.tasks.metrics import choose_abstention, risk_coverage
 from cloze.tasks.registry import find_task, read_examples
 from cloze.tasks.reports import RISK_COVERAGE, Evaluation
+from cloze.tasks.retrieval.examples import read_retrieval, retrieval_source
+from cloze.tasks.retrieval.kind import RETRIEVAL_NAME, RetrievalData
 from cloze.tasks.rows import OnBadRow, RowSettings, Source
 from cloze.tasks.similarity.kind import SIMILARITY, QuestionAnswers, ScoredPairs, Vectors, read_rated
 
@@ -60,9 +64,11 @@ def evaluate(
     """Evaluate a fine-tuned model on labelled rows.
 
     Args:
-        task: The kind of task (classify, tag, ...) or a published task; or the model, if ``data`` is a ``Source``.
+        task: The kind of task (classify, tag, ...) or a published task; similarity, retrieval or clustering for the
+            vectors of any model; or the model, if ``data`` is a ``Source``.
         data: The rows: a path, a list of dicts, ``(texts, labels)``, a data frame, an Arrow table, a data set, or any
-            iterable of rows; for a published task, its folder.
+            iterable of rows; for a published task, its folder; for retrieval also a ``RetrievalData`` or a folder of
+            BEIR.
         model: A fine-tuned model folder or run, a hub name, or a loaded model.
         split: The split of a published task.
         text, pair, label, options: The names of the columns, as for ``finetune``.
@@ -89,6 +95,10 @@ def evaluate(
         return _evaluate(task, data, split, device, longest, abstain_at)
     if model is None or not isinstance(task, str):
         raise ConfigError("model is missing; give a task, its rows and a model: evaluate('...', rows, model=run)")
+    if task.lower() == RETRIEVAL_NAME:
+        columns = RowSettings(text, pair, label, on_bad_row=on_bad_row)
+        given = data if isinstance(data, RetrievalData) else retrieval_source(data, rows=columns)
+        return _evaluate_retrieval(model, given, split, device)
     pair = pair or ("pair" if is_paired(data) else None)
     rows = as_table_source(data, "data", text=text, pair=pair, label=label)
     source = Source(task, rows, None, text, pair, label, on_bad_row, options)
@@ -102,6 +112,11 @@ def _evaluate(
         check_abstention(source.task, abstain_at, model)
     if source.task.lower() == CORRECTION_NAME:
         return _evaluate_correction(model, source, device)
+    if source.task.lower() == RETRIEVAL_NAME:
+        return _evaluate_retrieval(model, source, split, device)
+    if source.task.lower() == CLUSTERING_NAME:
+        _refuse_options(source, split, longest)
+        return evaluate_clustering(model if isinstance(model, Model) else load(model, device=device), source)
     if source.task.lower() == SIMILARITY.name:
         return _evaluate_similarity(model, source, split, device, longest)
     spec = find_task(source.task)
@@ -193,15 +208,25 @@ def _report_abstention(model: Model, evaluation: Evaluation) -> Evaluation:
 
 def _evaluate_similarity(model: Any, source: Source, split: str, device: str | None, longest: int | None) -> Evaluation:
     """Evaluate the vectors of any model on pairs with labels, or on questions with their answers."""
+    _refuse_options(source, split, longest)
+    rated = read_rated(source, source.rows_of("dev"))
+    loaded = model if isinstance(model, Model) else load(model, device=device)
+    return evaluate_vectors(loaded, rated)
+
+
+def _refuse_options(source: Source, split: str, longest: int | None) -> None:
     if split not in ("train", "dev"):
         raise RequestError(f"your own files have no split {split!r}; leave it out and give the file itself")
     if longest is not None:
         raise RequestError(
             f"longest is {longest}, which applies only to question answering; leave it out for {source.task}"
         )
-    rated = read_rated(source, source.rows_of("dev"))
-    loaded = model if isinstance(model, Model) else load(model, device=device)
-    return evaluate_vectors(loaded, rated)
+
+
+def _evaluate_retrieval(model: Any, data: RetrievalData | Source, split: str, device: str | None) -> Evaluation:
+    """Evaluate a model's rankings on queries and documents."""
+    found = read_retrieval(data, split=split)
+    return evaluate_retrieval(model if isinstance(model, Model) else load(model, device=device), found)
 
 
 def evaluate_vectors(

@@ -9,6 +9,7 @@ Dimensions: Q queries, N documents, D vector size.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,9 @@ class RetrievalEvaluation(Evaluation):
     data: RetrievalData = field(default_factory=lambda: RetrievalData({}, {}, {}))
     systems: tuple[System, ...] = ()
 
+    @cached_property
     def comparisons(self) -> list[dict[str, Any]]:
-        """Return, for each other system, its scores and intervals, and by how much the first one is ahead of it."""
+        """For each other system, its scores with intervals, and by how much the first system is ahead of it."""
         first, *others = self.systems
         return [
             {
@@ -81,19 +83,19 @@ class RetrievalEvaluation(Evaluation):
         counts: dict[str, Any] = {"documents": len(self.data.documents), "split": self.data.split}
         counts |= {"unanswerable": self.data.unanswerable}
         kept = {name: value for name, value in counts.items() if value}
-        return super().results() | kept | {"comparisons": self.comparisons()}
+        return super().results() | kept | {"comparisons": self.comparisons}
 
     @property
-    def notes(self) -> list[str]:
-        """Lines about the data, for the report."""
+    def notes(self) -> Sequence[str]:
+        """Lines about the data and the comparisons, for the report."""
         split = f" of the split {self.data.split}" if self.data.split else ""
         lines = [f"{len(self.data.answerable):,} queries{split}, {len(self.data.documents):,} documents"]
         if self.data.unanswerable:
             lines.append(f"{self.data.unanswerable:,} queries have no relevant document and no score")
-        return lines
+        return [*lines, *map(describe_comparison, self.comparisons)]
 
     def __str__(self) -> str:
-        return "\n".join([super().__str__(), *self.notes, *map(describe_comparison, self.comparisons())])
+        return "\n".join([super().__str__(), *self.notes])
 
     def query_rows(self) -> list[dict[str, Any]]:
         """Return each query with its relevant documents, and the scores and first results of every system."""
@@ -111,7 +113,7 @@ class RetrievalEvaluation(Evaluation):
         }
         return {"query": query, "text": self.data.queries[query], "relevant": relevant, "systems": systems}
 
-    def write_queries(self, folder: Path) -> None:
+    def write_more(self, folder: Path) -> None:
         """Write the scores and results of each query, and the run of each system in the format of TREC."""
         replace_json_lines(folder / QUERIES_FILE, self.query_rows())
         for number, system in enumerate(self.systems):
@@ -217,7 +219,9 @@ def rerank_run(model: Model, run: Run, data: RetrievalData, top: int = 20, *, pr
     return sorted_run
 
 
-def embed_unit(model: Model, texts: Sequence[str], prompt: str, stage: str, progress: Progress | None = None) -> Any:
+def embed_unit(
+    model: Model, texts: Sequence[str], prompt: str | None, stage: str, progress: Progress | None = None
+) -> Any:
     """Return the vectors of texts, scaled to length 1, (N, D); equal texts are embedded once."""
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     different, parts = list(rows), []

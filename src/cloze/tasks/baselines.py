@@ -241,6 +241,11 @@ def fit_constant(
 # -- vectors -----------------------------------------------------------------------------------------------------------
 
 
+def tfidf_vectors(texts: Sequence[str]) -> Any:
+    """Return the TF-IDF vectors of texts, of length 1 and sparse, (N, F)."""
+    return _fit_vectorizer(texts).transform(_shortened(texts))
+
+
 def score_cosines(rated: "ScoredPairs | QuestionAnswers") -> Baseline:
     """Score the cosines of TF-IDF vectors on scored pairs or on questions with answers, without training rows."""
     vectorizer = _fit_vectorizer([*rated.firsts, *rated.seconds])

@@ -86,6 +86,14 @@ class Evaluation:
         matrix = None if confusion is None else {"labels": confusion.labels, "counts": confusion.counts}
         return html_report("Scores", self.results(), (), matrix)
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Further lines for the report, of kinds that have some."""
+        return ()
+
+    def write_more(self, folder: Path) -> None:
+        """Write further files into the folder of the report, of kinds that have some."""
+
     def gain_over(self, other: "Evaluation") -> "Difference | None":
         """Return by how much the main metric exceeds another model's on the same rows; None without ``rows``.
 
@@ -100,6 +108,13 @@ class Evaluation:
         if (list(self.places), list(self.inputs)) != (list(other.places), list(other.inputs)):
             raise DataError("the rows differ; a paired comparison needs the same rows in both evaluations")
         return paired_difference(self.rows, other.rows, next(iter(self.metrics)))
+
+    def tables(self) -> "tuple[Table, list[Table], list[str]]":
+        """Return the table of scores, that of labels if there is one, and the lines below them."""
+        results = self.results()
+        labels = label_table(results)
+        lines = [*filter(None, [headline(results)]), *summary_lines(results), *self.notes]
+        return score_table(results), [] if labels is None else [labels], lines
 
     def results(self) -> dict[str, Any]:
         """Return the contents of ``eval_results.json``."""
@@ -162,6 +177,7 @@ def write_report(evaluation: Evaluation, folder: Path) -> None:
             replace_json(folder / name, contents)
     if RISK_COVERAGE in evaluation.files:
         draw_risk_coverage(evaluation.files[RISK_COVERAGE], folder / "risk_coverage.png")
+    evaluation.write_more(folder)
 
 
 def draw_risk_coverage(curve: Mapping[str, Any], path: Path) -> None:

@@ -7,9 +7,11 @@ tables and folders, ``metrics`` scores rankings. Imports nothing heavy.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from pathlib import Path
+from typing import Literal, Self
 
-from cloze.errors import DataError
+from cloze.errors import ConfigError, DataError
+from cloze.options import check_types
 from cloze.tasks.kind import TaskKind
 
 RETRIEVAL_NAME = "retrieval"
@@ -23,6 +25,64 @@ RETRIEVAL = TaskKind(
     labelled=False,
     unlabelled_note="retrieval has no labels to predict; it is only for cloze finetune (one run) and cloze evaluate",
 )
+
+
+@dataclass(frozen=True)
+class RetrievalSettings:
+    """Settings of the evaluation of retrieval. The docstring of a field is also the help text of its flag."""
+
+    compare_with: str | None = None
+    """For retrieval: another model, or a run file of another search engine in the format of TREC, to compare with."""
+    reranker: str | None = None
+    """For retrieval: a cross-encoder that sorts the first results of the model."""
+    rerank_top: int = 20
+    """For retrieval: number of results per query that the reranker sorts."""
+    documents: Path | None = None
+    """For retrieval: a table with more documents to search, with a column text."""
+    metrics: str = ",".join(RETRIEVAL.metrics)
+    """For retrieval: ndcg@k, mrr@k, recall@k, precision@k and map@k, separated by commas; the first is the main one."""
+    query_prompt: str = "query"
+    """For retrieval: text to put in front of queries; query for the prompt of the model's folder."""
+    document_prompt: str = "document"
+    """For retrieval: text to put in front of documents; document for the prompt of the model's folder."""
+
+    def __post_init__(self) -> None:
+        if self.rerank_top < 1:
+            raise ConfigError(f"rerank_top is {self.rerank_top}; expected at least 1")
+        if self.rerank_top != RetrievalSettings.rerank_top and self.reranker is None:
+            raise ConfigError(f"rerank_top is {self.rerank_top}, but there is no reranker; name one, or leave it out")
+
+
+@dataclass(frozen=True)
+class MiningSettings:
+    """Settings of mining hard negatives. The docstring of a field is also the help text of its flag."""
+
+    negatives: int = 5
+    """Number of negatives per pair."""
+    depth: int = 100
+    """Number of nearest passages per query that are candidates."""
+    skip: int = 0
+    """Number of the best remaining candidates to leave out, which may be answers that nobody labelled."""
+    margin: float = 0.0
+    """Leave out candidates whose score is less than this below that of the positive."""
+    relative_margin: float = 0.05
+    """Leave out candidates whose score is above the positive's, less this fraction of it: probable false negatives."""
+    sampling: Literal["top", "random"] = "top"
+    """Take the best remaining candidates, or random ones of them."""
+    seed: int = 0
+    """Seed of the random candidates."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name, least in (("negatives", 1), ("depth", 1), ("skip", 0), ("margin", 0), ("relative_margin", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least {least}")
+        if self.negatives + self.skip > self.depth:
+            raise ConfigError(
+                f"depth is {self.depth}, which leaves fewer than {self.negatives} candidates after skipping "
+                f"{self.skip}; expected at least {self.negatives + self.skip}"
+            )
+
 
 Qrels = dict[str, dict[str, int]]
 """Relevance judgements: query id -> document id -> relevance; 0 or less is judged not relevant."""
@@ -93,8 +153,11 @@ class TrainingPairs:
         positives: A relevant passage for each.
         negatives: Passages that are not relevant; the tuples are empty if there are none.
         scores: Scores by a teacher: of the positive, then of each negative; None if there are none.
-        places: The location of each row.
+        places: The location of each row; by default, its number.
         skipped: Number of rows that could not be used.
+
+    Raises:
+        DataError: If the columns differ in length.
 
     Example:
         >>> pairs = cloze.TrainingPairs(["who?"], ["She."], [("There.",)])
@@ -108,6 +171,13 @@ class TrainingPairs:
     scores: list[tuple[float, ...]] | None = None
     places: list[str] = field(default_factory=list)
     skipped: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.queries), len(self.positives), len(self.negatives)}
+        if len(sizes) > 1 or (self.scores is not None and len(self.scores) != len(self.queries)):
+            raise DataError(f"{len(self.queries)} queries, but other columns differ in length; give one value per row")
+        if len(self.places) != len(self.queries):
+            object.__setattr__(self, "places", [f"row {number + 1}" for number in range(len(self.queries))])
 
     def __len__(self) -> int:
         return len(self.queries)
