@@ -1,4 +1,4 @@
-"""Hard negatives compared with ``mine_hard_negatives`` of sentence-transformers, and what is left out."""
+"""Hard negatives compared with ``mine_hard_negatives`` of sentence-transformers, and candidates that are left out."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -112,7 +112,7 @@ def test_random_candidates_depend_only_on_seed_and_query(model: Model) -> None:
 
 
 def test_reranker_scores_the_candidates(model: Model, tmp_path: Path) -> None:
-    reranker = cloze.load(saved(model_folder(("sequence",), labels=1), tmp_path / "cross"))
+    reranker = cloze.load(saved(model_folder(["sequence"], labels=1), tmp_path / "cross"))
     settings = MiningSettings(negatives=2, depth=10, relative_margin=0)
     mined = mine_negatives(model, PAIRS, PASSAGES, settings, reranker)
     assert mined.scores is not None

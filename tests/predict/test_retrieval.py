@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,9 +58,10 @@ def model(folder: Path) -> Model:
 
 def test_metrics_are_those_of_sentence_transformers(folder: Path, model: Model) -> None:
     relevant = {query: set(DATA.relevant(query)) for query in DATA.answerable}
-    queries = {query: DATA.queries[query] for query in DATA.answerable}
+    queries: dict[str, Any] = {query: DATA.queries[query] for query in DATA.answerable}
+    corpus: dict[str, Any] = dict(DATA.documents)
     theirs = InformationRetrievalEvaluator(
-        queries, DATA.documents, relevant, mrr_at_k=[10], ndcg_at_k=[10], precision_recall_at_k=[10], map_at_k=[100]
+        queries, corpus, relevant, mrr_at_k=[10], ndcg_at_k=[10], precision_recall_at_k=[10], map_at_k=[100]
     )(SentenceTransformer(str(folder), device="cpu"))
     ours = evaluate_retrieval(model, DATA).metrics
     names = ("ndcg@10", "mrr@10", "recall@10", "precision@10", "map@100")
@@ -117,7 +119,7 @@ def test_results_by_query(model: Model, tmp_path: Path) -> None:
 
 
 def test_reranker_sorts_the_first_results(tmp_path: Path) -> None:
-    reranker = cloze.load(saved(model_folder(("sequence",), labels=1), tmp_path / "cross"))
+    reranker = cloze.load(saved(model_folder(["sequence"], labels=1), tmp_path / "cross"))
     run = bm25_run(DATA, top=10)
     found = rerank_run(reranker, run, DATA, top=4)
     query = max(run, key=lambda one: len(run[one]))

@@ -237,12 +237,18 @@ def _print_mined(
         return
     print(f"{out}: {total['rows']:,} rows of {queries:,} queries; {total['without']:,} rows have no negative")
     print(
-        f"{total['left_out']:,} of {total['candidates']:,} candidates were left out: their score is less than "
-        f"{settings.margin:g} or {settings.relative_margin:.0%} below that of the positive"
+        f"{total['left_out']:,} of {total['candidates']:,} candidates were left out as probable false negatives: their "
+        f"score is above the positive's less {_describe_margin(settings)}"
     )
     for one in examples:
         print(f"left out, {one.score:.3f} (the positive has {one.positive_score:.3f}):")
         print(*(f"  {name}: {shorten(text)}" for name, text in _texts_of(one)), sep="\n")
+
+
+def _describe_margin(settings: MiningSettings) -> str:
+    """Return the margin below the positive's score in words."""
+    relative, absolute = f"{settings.relative_margin:.3g} of it", f"{settings.margin:g}"
+    return " or ".join(filter(None, [relative, absolute if settings.margin else ""]))
 
 
 def _texts_of(one: "Candidate") -> list[tuple[str, str]]:

@@ -39,7 +39,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class MinedQuery:
-    """The rows of one query with their negatives, best first, and what was left out."""
+    """The rows of one query with their negatives, best first, and the candidates that were left out."""
 
     rows: list[dict[str, Any]]
     candidates: int = 0  # candidates that are not positives
