@@ -19,7 +19,7 @@ from cloze.cli.console import (
     shorten,
 )
 from cloze.cli.outputs import check_folder
-from cloze.cli.retrieval import evaluate_vectors, vector_tasks
+from cloze.cli.retrieval import check_precision, evaluate_blanks, evaluate_vectors, vector_tasks
 from cloze.cli.word_prediction import SETTINGS, evaluate_correction
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
@@ -267,7 +267,7 @@ def evaluate(
     check_folder(out)
     task = task.lower()
     _check_flags(task, split, blanks, correction, retrieval)
-    _check_precision(task, machine)
+    check_precision(task, machine)
     _check_longest(task, longest_answer)
     quality.check()
     if abstain_at is not None:
@@ -277,7 +277,7 @@ def evaluate(
     if task == "mlm" and rows.columns is not None:
         raise ConfigError(f"--columns is {rows.columns!r}, which only applies to rows of a task; leave it out for mlm")
     if task == "mlm":
-        _evaluate_blanks(data, model, out, rows, blanks, machine, json)
+        evaluate_blanks(data, model, out, rows, blanks, machine, json)
         return
     if len(data) > 1:
         raise ConfigError(f"{task} takes one file or folder, not {len(data)}; only mlm accepts several texts")
@@ -345,14 +345,6 @@ def _find_label_errors(
         print(f"{out}: {TABLE}, {PAGE}")
 
 
-def _check_precision(task: str, machine: InferenceMachine) -> None:
-    """Reject --precision except for vectors, since official metrics are those of float32."""
-    if machine.precision != InferenceMachine.precision and task not in (known := vector_tasks()):
-        raise ConfigError(
-            f"--precision is {machine.precision}, which only applies to {', '.join(known)}; leave it out for {task}"
-        )
-
-
 def _check_flags(
     task: str, split: str, blanks: MlmEvaluationSettings, correction: CorrectionSettings, retrieval: RetrievalSettings
 ) -> None:
@@ -385,33 +377,3 @@ def _predict_test_rows(source: Source, model: str, out: Path | None, machine: Ma
         raise ConfigError(f"the labels of {source.task}'s test rows are not published; give --out for the answers")
     written = answer_test_rows(model, source, out, device=machine.use())
     print_json([str(path) for path in written]) if json else print(*written, sep="\n")
-
-
-def _evaluate_blanks(
-    texts: list[Path],
-    model: str,
-    out: Path | None,
-    rows: RowSettings,
-    settings: MlmEvaluationSettings,
-    machine: Machine,
-    json: bool,
-) -> None:
-    from cloze.corpus.settings import PrepareSettings
-    from cloze.files import replace_json
-    from cloze.train.pretraining.held_out import evaluate_masked_words
-
-    with Reporter() as reporter:
-        reading = PrepareSettings(text=rows.text, on_bad_row=rows.on_bad_row or "stop")
-        results = evaluate_masked_words(
-            texts, model, settings=settings, reading=reading, device=machine.use(), progress=reporter
-        )
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        replace_json(out / "eval_results.json", results)
-    if json:
-        print_json(results)
-    else:
-        print_table(
-            ("metric", "value"),
-            [(name, f"{value:,.4f}" if isinstance(value, float) else f"{value:,}") for name, value in results.items()],
-        )

@@ -1,4 +1,4 @@
-"""``cloze evaluate`` on vectors: retrieval, clustering and similarity; ``cloze mine``."""
+"""``cloze evaluate`` for models without a task head: vectors and masked words; ``cloze mine``."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from cloze.cli.console import InferenceMachine, Reporter, print_json, shorten
+from cloze.cli.console import InferenceMachine, Machine, Reporter, print_json, print_table, shorten
 from cloze.cli.inputs import split_parts
 from cloze.cli.outputs import check_file, join_parts
 from cloze.cli.resumable import PartCounts, ResumableJob
@@ -18,6 +18,7 @@ from cloze.locks import real_target
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.retrieval.kind import RETRIEVAL_NAME, MiningSettings, RetrievalSettings, TrainingPairs
 from cloze.tasks.rows import RowSettings, Source
+from cloze.train.settings import MlmEvaluationSettings
 
 if TYPE_CHECKING:
     from cloze.predict import Evaluation, Model
@@ -73,6 +74,45 @@ def _evaluate_retrieval(
             document_prompt=settings.document_prompt,
             name=model,
             progress=reporter,
+        )
+
+
+def check_precision(task: str, machine: InferenceMachine) -> None:
+    """Reject --precision except for vectors, since official metrics are those of float32."""
+    if machine.precision != InferenceMachine.precision and task not in (known := vector_tasks()):
+        raise ConfigError(
+            f"--precision is {machine.precision}, which only applies to {', '.join(known)}; leave it out for {task}"
+        )
+
+
+def evaluate_blanks(
+    texts: list[Path],
+    model: str,
+    out: Path | None,
+    rows: RowSettings,
+    settings: MlmEvaluationSettings,
+    machine: Machine,
+    json: bool,
+) -> None:
+    """Evaluate a model on the masked words of texts, print the results and write them into a folder."""
+    from cloze.corpus.settings import PrepareSettings
+    from cloze.files import replace_json
+    from cloze.train.pretraining.held_out import evaluate_masked_words
+
+    with Reporter() as reporter:
+        reading = PrepareSettings(text=rows.text, on_bad_row=rows.on_bad_row or "stop")
+        results = evaluate_masked_words(
+            texts, model, settings=settings, reading=reading, device=machine.use(), progress=reporter
+        )
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        replace_json(out / "eval_results.json", results)
+    if json:
+        print_json(results)
+    else:
+        print_table(
+            ("metric", "value"),
+            [(name, f"{value:,.4f}" if isinstance(value, float) else f"{value:,}") for name, value in results.items()],
         )
 
 

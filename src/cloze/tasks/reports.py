@@ -109,13 +109,6 @@ class Evaluation:
             raise DataError("the rows differ; a paired comparison needs the same rows in both evaluations")
         return paired_difference(self.rows, other.rows, next(iter(self.metrics)))
 
-    def tables(self) -> "tuple[Table, list[Table], list[str]]":
-        """Return the table of scores, that of labels if there is one, and the lines below them."""
-        results = self.results()
-        labels = label_table(results)
-        lines = [*filter(None, [headline(results)]), *summary_lines(results), *self.notes]
-        return score_table(results), [] if labels is None else [labels], lines
-
     def results(self) -> dict[str, Any]:
         """Return the contents of ``eval_results.json``."""
         results: dict[str, Any] = {**self.metrics, "rows": len(self.predictions)}
