@@ -34,10 +34,10 @@ def pairs(tmp_path: Path) -> Path:
 
 def test_retrieval_with_every_flag(run: Cloze, tmp_path: Path, pairs: Path, model: Path, other: Path) -> None:
     more = write_lines(tmp_path / "more.jsonl", [{"text": "unrelated dog"}])
-    out = tmp_path / "out"
+    out, page = tmp_path / "out", tmp_path / "page.html"
     result = run(
         *("evaluate", "retrieval", pairs, "--model", model, "--compare-with", other, "--documents", more),
-        *("--out", out, "--metrics", "mrr@5,ndcg@3", "--query-prompt", "the ", "--precision", "fp32"),
+        *("--out", out, "--report", page, "--metrics", "mrr@5,ndcg@3", "--query-prompt", "the ", "--precision", "fp32"),
         *("--reranker", other, "--rerank-top", 2),
     )
     assert result.code == 0, result.err
@@ -50,6 +50,8 @@ def test_retrieval_with_every_flag(run: Cloze, tmp_path: Path, pairs: Path, mode
     assert list(results)[:2] == ["mrr@5", "ndcg@3"]
     assert len((out / "queries.jsonl").read_text().splitlines()) == 8
     assert {path.name for path in out.iterdir()} >= {"model.trec", "bm25.trec", "other1.trec", "other2.trec"}
+    text = page.read_text()
+    assert "Content-Security-Policy" in text
     # A run file takes the place of the other model.
     again = run("evaluate", "retrieval", pairs, "--model", model, "--compare-with", out / "bm25.trec", "--json")
     assert json.loads(again.out)["comparisons"][0]["name"] == str(out / "bm25.trec")
@@ -68,25 +70,29 @@ def test_folder_of_beir_and_its_splits(run: Cloze, tmp_path: Path, model: Path) 
 
 def test_clustering(run: Cloze, tmp_path: Path, model: Path) -> None:
     rows = [{"topic": "ab"[number % 2], "body": ("the cat", "dog ran on")[number % 2]} for number in range(10)]
-    path = write_lines(tmp_path / "rows.jsonl", rows)
-    flags = ("--text", "body", "--label", "topic", "--model", model)
+    path, page = write_lines(tmp_path / "rows.jsonl", rows), tmp_path / "page.html"
+    flags = ("--text", "body", "--label", "topic", "--model", model, "--report", page)
     result = run("evaluate", "clustering", path, *flags, "--json")
     found = json.loads(result.out)
     assert found["v_measure"] == pytest.approx(1.0)
     assert found["baseline"]["name"] == "TF-IDF k-means"
+    assert page.exists()
 
 
 def test_pairs_with_a_page(run: Cloze, tmp_path: Path, model: Path) -> None:
     rows = [{"a": "the cat", "b": text, "label": score} for text, score in (("the cat", 1), ("dog", 0), ("a mat", 0))]
+    page = tmp_path / "page.html"
     path = write_lines(tmp_path / "rows.jsonl", rows)
-    result = run("evaluate", "similarity", path, "--text", "a", "--pair", "b", "--model", model)
+    result = run("evaluate", "similarity", path, "--text", "a", "--pair", "b", "--model", model, "--report", page)
     assert result.code == 0, result.err
+    assert page.exists()
 
 
 MISTAKES = [
     (("evaluate", "retrieval", "PAIRS", "--compare-with", "MODEL"), "--compare-with MODEL: is the model itself"),
     (("evaluate", "retrieval", "PAIRS", "--metrics", "ndgc@10"), "unknown metric 'ndgc@10'"),
     (("evaluate", "retrieval", "PAIRS", "--rerank-top", "5"), "rerank_top is 5, but there is no reranker"),
+    (("evaluate", "retrieval", "PAIRS", "--report", "page.txt"), "--report page.txt: expected .html"),
     (("evaluate", "retrieval", "PAIRS", "--reranker", "OTHER", "--rerank-top", "0"), "rerank_top is 0"),
     (("evaluate", "retrieval", "PAIRS", "--text", "frage"), "no column 'frage'"),
     (
@@ -97,6 +103,7 @@ MISTAKES = [
         ("evaluate", "classify", "PAIRS", "--precision", "int8"),
         "--precision is int8, which only applies to retrieval, cl",
     ),
+    (("evaluate", "mlm", "PAIRS", "--report", "page.html"), "there is no page for mlm; use --out for its results"),
     (("evaluate", "clustering", "PAIRS", "--text", "query", "--label", "topic"), "has no 'topic'"),
     (("mine", "PAIRS", "--out", "mined.csv"), "--out mined.csv: expected .jsonl"),
     (("mine", "PAIRS", "--out", "mined.jsonl", "--depth", "2"), "depth is 2, which leaves fewer than 5 candidates"),

@@ -19,7 +19,14 @@ from cloze.cli.console import (
     shorten,
 )
 from cloze.cli.outputs import check_folder
-from cloze.cli.retrieval import check_precision, evaluate_blanks, evaluate_vectors, vector_tasks
+from cloze.cli.retrieval import (
+    check_precision,
+    check_report,
+    evaluate_blanks,
+    evaluate_vectors,
+    vector_tasks,
+    write_report_page,
+)
 from cloze.cli.word_prediction import SETTINGS, evaluate_correction
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
@@ -244,6 +251,7 @@ def evaluate(
     blanks: Annotated[MlmEvaluationSettings, Parameter(name="*")] = BLANKS,
     correction: Annotated[CorrectionSettings, Parameter(name="*")] = SETTINGS,
     retrieval: Annotated[RetrievalSettings, Parameter(name="*")] = RetrievalSettings(),  # noqa: B008 (frozen)
+    report: Path | None = None,
     machine: Annotated[InferenceMachine, Parameter(name="*")] = INFERENCE,
     json: bool = False,
 ) -> None:
@@ -259,6 +267,7 @@ def evaluate(
         longest_answer: For answer: maximum answer length in tokens; by default, as the model was fine-tuned, or 30.
         abstain_at: For classify: an error rate. The model then gives no label below the probability above which new
             rows have at most this error rate (95 % certain); stored in the model's folder.
+        report: An HTML file with the scores, and the worst rows or queries.
         json: Print JSON.
     """
     from cloze.predict import evaluate as run
@@ -266,6 +275,7 @@ def evaluate(
 
     check_folder(out)
     task = task.lower()
+    check_report(task, report)
     _check_flags(task, split, blanks, correction, retrieval)
     check_precision(task, machine)
     _check_longest(task, longest_answer)
@@ -290,20 +300,22 @@ def evaluate(
         return
     if task in vector_tasks():
         evaluation = evaluate_vectors(source, model, split, retrieval, machine)
-        _print_evaluation(evaluation, out, json)
+        _print_evaluation(evaluation, model, out, report, json)
         return
     if split == "test" and is_glue_task(task):
         _predict_test_rows(source, model, out, machine, json)
         return
     evaluation = run(model, source, split=split, device=machine.use(), longest=longest_answer, abstain_at=abstain_at)
-    _print_evaluation(evaluation, out, json)
+    _print_evaluation(evaluation, model, out, report, json)
 
 
-def _print_evaluation(evaluation: "Evaluation", out: Path | None, json: bool) -> None:
+def _print_evaluation(evaluation: "Evaluation", model: str, out: Path | None, report: Path | None, json: bool) -> None:
     from cloze.predict import write_report
 
     if out is not None:
         write_report(evaluation, out)
+    if report is not None:
+        write_report_page(evaluation, model, report)
     results = evaluation.results()
     print_json(results) if json else print_scores(results)
     if not json and evaluation.notes:

@@ -85,6 +85,24 @@ def check_precision(task: str, machine: InferenceMachine) -> None:
         )
 
 
+def check_report(task: str, path: Path | None) -> None:
+    """Reject a page that cannot be written, or a task without one, before any work is done."""
+    from cloze.tasks.correction.kind import CORRECTION_NAME
+
+    if path is None:
+        return
+    if task in ("mlm", CORRECTION_NAME):
+        raise ConfigError(f"--report {path}: there is no page for {task}; use --out for its results")
+    check_file(path, (".html",), "--report")
+
+
+def write_report_page(evaluation: "Evaluation", model: str, path: Path) -> None:
+    """Write a page with the scores and the worst rows or queries."""
+    from cloze.inspect.views.evaluation_page import write_evaluation
+
+    write_evaluation(evaluation, model, path)
+
+
 def evaluate_blanks(
     texts: list[Path],
     model: str,

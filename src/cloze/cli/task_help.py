@@ -178,6 +178,8 @@ def _hidden_in_evaluation(spec: "TaskSpec | TaskKind") -> set[str]:
     for owner, settings in ((CORRECTION, CorrectionSettings), (RETRIEVAL, RetrievalSettings)):
         if kind.name != owner.name:
             hidden |= _flags(settings)
+    if kind.name == CORRECTION.name:
+        hidden.add("report")
     if "longest_answer" not in kind.settings:
         hidden.add("longest-answer")
     if kind.head != "sequence" or kind.targets != "index":
@@ -190,14 +192,14 @@ def _hidden_in_evaluation(spec: "TaskSpec | TaskKind") -> set[str]:
 def _hidden_for_clusters() -> set[str]:
     from cloze.train.settings import MlmEvaluationSettings
 
-    return _flags(MlmEvaluationSettings) | _hidden_for_mlm() - {"label", "columns", "precision"}
+    return _flags(MlmEvaluationSettings) | _hidden_for_mlm() - {"label", "columns", "precision", "report"}
 
 
 def _hidden_for_mlm() -> set[str]:
     from cloze.tasks.correction.kind import CorrectionSettings
     from cloze.tasks.retrieval.kind import RetrievalSettings
 
-    others = _flags(CorrectionSettings) | _flags(RetrievalSettings) | {*_LABEL_FLAGS, "precision"}
+    others = _flags(CorrectionSettings) | _flags(RetrievalSettings) | {*_LABEL_FLAGS, "precision", "report"}
     return others | {*_NAMED_COLUMNS, "columns", "longest-answer", "split"} - {"text"}
 
 

@@ -22,7 +22,7 @@ from cloze.predict.model import Model
 from cloze.progress import Progress, Silent
 from cloze.tasks.baselines import Baseline, compare
 from cloze.tasks.intervals import MeanRows, bootstrap_intervals, paired_difference
-from cloze.tasks.reports import Evaluation
+from cloze.tasks.reports import Evaluation, Table, headline, label_table, score_table, summary_lines
 from cloze.tasks.retrieval.judgements import write_run
 from cloze.tasks.retrieval.kind import RETRIEVAL, RetrievalData, Run
 from cloze.tasks.retrieval.metrics import parse_metric, randomization_test, rank, score_run
@@ -144,6 +144,14 @@ def describe_comparison(comparison: Mapping[str, Any]) -> str:
 def _first_rank(scores: Mapping[str, float], relevant: Mapping[str, int]) -> int | None:
     """Return the rank of the first relevant document, from 1; None if none was found."""
     return next((place for place, document in enumerate(rank(scores), start=1) if document in relevant), None)
+
+
+def report_tables(evaluation: Evaluation) -> tuple[list[Table], list[str]]:
+    """Return the tables of a report on any evaluation, and the lines below them."""
+    results = evaluation.results()
+    tables = [score_table(results), label_table(results)]
+    lines = [*filter(None, [headline(results)]), *summary_lines(results), *evaluation.notes]
+    return [table for table in tables if table is not None], lines
 
 
 # -- systems -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// Explanations as coloured words, or probable label errors as a table. All texts are inserted with textContent.
+// Explanations as coloured words, probable label errors as a table, or an evaluation. All texts are inserted with textContent.
 const data = JSON.parse(document.getElementById("facts").textContent);
 const byId = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
@@ -170,6 +170,76 @@ function showErrors() {
   byId("notes").textContent = data.notes;
 }
 
+// -- evaluations ------------------------------------------------------------------------------------------------------
+
+function scoreTable([header, rows]) {
+  return table(header.map((name, column) => [name, column ? "number" : ""]), rows);
+}
+
+function results(title, entries) {
+  const section = make("section"), list = make("ol");
+  section.append(make("h3", title));
+  for (const entry of entries) {
+    const item = make("li", undefined, entry.relevant ? "relevant" : "");
+    item.append(make("span", entry.id, "facts"), make("p", entry.text, "passage"));
+    list.append(item);
+  }
+  section.append(list);
+  return section;
+}
+
+function query(row) {
+  const article = make("article"), header = make("header"), columns = make("div", undefined, "columns");
+  const place = (system) => system.first === null ? "none found" : `first relevant at rank ${system.first}`;
+  header.append(make("h2", row.text), make("span", row.query, "facts"));
+  columns.append(results("Relevant", row.relevant));
+  for (const system of row.systems) {
+    columns.append(results(`${system.name}: ${data.metric} ${system.score.toFixed(3)}, ${place(system)}`, system.results));
+  }
+  article.append(header, columns);
+  return article;
+}
+
+function showEvaluation() {
+  const main = byId("main"), filter = make("input"), order = make("select"), list = make("div");
+  byId("summary").textContent = data.model;
+  const scores = make("article");
+  scores.append(...data.tables.map(scoreTable), ...data.lines.map((line) => make("p", line, "facts")));
+  filter.type = "search";
+  filter.placeholder = "Search texts";
+  filter.setAttribute("aria-label", "Search texts");
+  order.setAttribute("aria-label", "Order");
+  main.append(scores, list);
+  byId("controls").append(filter);
+  const wanted = () => filter.value.toLowerCase();
+  const worst = (row) => row.systems[0].score;
+  const lost = (row) => row.systems[0].score - row.systems[row.systems.length - 1].score;
+  const showQueries = () => {
+    const key = order.selectedIndex ? lost : worst;
+    const sorted = [...data.queries].sort((one, other) => key(one) - key(other));
+    const text = (row) => [row.text, ...row.relevant.map((one) => one.text)].join("\n").toLowerCase();
+    const kept = sorted.filter((row) => text(row).includes(wanted()));
+    list.replaceChildren(make("p", `${kept.length} queries`, "facts"), ...kept.slice(0, SHOWN).map(query));
+  };
+  const showRows = () => {
+    const kept = data.rows.filter((row) => Object.values(row).join("\n").toLowerCase().includes(wanted()));
+    const article = make("article"), names = Object.keys(data.rows[0] || { row: 0 });
+    article.append(make("p", `${kept.length} of ${data.wrong} rows`, "facts"));
+    article.append(table(names.map((name) => [name, name === "row" ? "" : "long"]), kept.map((row) => names.map((name) => row[name]))));
+    list.replaceChildren(article);
+  };
+  const render = data.queries ? showQueries : showRows;
+  if (data.queries && data.queries.some((row) => row.systems.length > 1)) {
+    const last = data.queries[0].systems[data.queries[0].systems.length - 1].name;
+    order.append(make("option", "worst first"), make("option", `furthest behind ${last}`));
+    byId("controls").append(order);
+  }
+  for (const control of [filter, order]) control.addEventListener("input", render);
+  render();
+  byId("notes").textContent = data.notes;
+}
+
 byId("heading").textContent = data.title;
 if (data.kind === "explanations") showExplanations();
+else if (data.kind === "evaluation") showEvaluation();
 else showErrors();
