@@ -18,6 +18,7 @@ ALLOWED = {
     ("cli/__init__.py", "choose"): "names of commands",
     ("cli/prediction.py", "answer"): "a column of the output",
     ("cli/word_prediction.py", "tag"): "a column of the output",
+    ("comparison/settings.py", "classify"): "the kind of the tasks of a comparison",
     ("tasks/choice/kind.py", "answer"): "a column of ARC",
     ("tasks/clue.py", "answer"): "a key of C3",
     ("tasks/retrieval/examples.py", "answer"): "a usual name of the column with passages",
