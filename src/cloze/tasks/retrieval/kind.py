@@ -55,7 +55,15 @@ class RetrievalSettings:
 
 @dataclass(frozen=True)
 class MiningSettings:
-    """Settings of mining hard negatives. The docstring of a field is also the help text of its flag."""
+    """Settings of mining hard negatives. The docstring of a field is also the help text of its flag.
+
+    Raises:
+        ConfigError: If a value is out of range, or the depth leaves too few candidates.
+
+    Example:
+        >>> cloze.MiningSettings(negatives=7, relative_margin=0.1).depth
+        100
+    """
 
     negatives: int = 5
     """Number of negatives per pair."""
