@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from cloze.cli.console import InferenceMachine, Machine, Reporter, print_json, print_table, shorten
-from cloze.cli.inputs import split_parts
+from cloze.cli.inputs import PartCounts, ResumableJob, split_parts
 from cloze.cli.outputs import check_file, join_parts
-from cloze.cli.resumable import PartCounts, ResumableJob
 from cloze.errors import ConfigError
 from cloze.locks import real_target
 from cloze.models import SHIPPED_MODEL
