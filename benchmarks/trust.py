@@ -44,7 +44,7 @@ FOLDS = 5
 ROUND, ROUNDS = 50, 4
 SPLITS = 200
 EXPLAINED, TUNED_ROWS = 100, 2000
-STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1)
+STRENGTHS = (1e-3, 1e-2, 1e-1)
 
 
 @dataclass(frozen=True)

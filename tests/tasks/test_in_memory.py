@@ -20,7 +20,7 @@ from cloze.tasks.answering.kind import ANSWER
 from cloze.tasks.choice.kind import CHOOSE
 from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS
 from cloze.tasks.examples import fingerprint
-from cloze.tasks.in_memory import RowsInMemory, as_table_source, texts_of
+from cloze.tasks.in_memory import RowsInMemory, as_table_source, read_columns, texts_of
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source, read_rows
 from cloze.tasks.tagging.kind import TAG
@@ -246,3 +246,22 @@ def test_texts_are_checked_one_by_one() -> None:
         texts_of(["a", None], "texts")
     with pytest.raises(DataError, match=r"^texts is 'abc' \(str\); expected a list of texts"):
         texts_of("abc", "texts")
+
+
+def test_rows_of_a_frame_have_its_index() -> None:
+    rows = as_table_source(
+        pd.DataFrame({"text": ["a", "b"], "label": ["x", None]}, index=[7, 3]),
+        "dev",
+        text="text",
+        pair=None,
+        label="label",
+    )
+    assert isinstance(rows, RowsInMemory)
+    assert [record.place for record in rows.open()] == ["dev row 1 (index 7)", "dev row 2 (index 3)"]
+    assert rows.columns == ("text", "label")
+    mixed = pd.DataFrame({"text": ["a", 1], "label": [2, "x"]}, index=["p", "q"])
+    assert as_table_source(mixed, "dev", text="text", pair=None, label="label").place(2) == "dev row 2 (index q)"  # type: ignore[union-attr]
+    with pytest.raises(DataError, match=r"data row 2 \(index q\): 'text' is 1; expected text in quotes"):
+        read_columns(mixed, ["text"])
+    counted = as_table_source(mixed.reset_index(drop=True), "dev", text="text", pair=None, label="label")
+    assert counted.place(2) == "dev row 2"  # type: ignore[union-attr]

@@ -192,9 +192,13 @@ def _cached(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=_WANTED, local_files_only=True))
     except Exception as error:
+        packaged = next((model for model in PACKAGED_MODELS if model.hub_name == name), None)
+        remedy = "check the spelling and the network, or fetch the folder elsewhere and give its path"
+        if packaged is not None:
+            install = "" if packaged.find() is not None else f" after {packaged.install} ({packaged.size})"
+            remedy = f"the same weights are available without the hub as {packaged.name!r}{install}"
         raise CheckpointError(
-            f"{name}: no such folder, and not available from the Hugging Face hub ({type(error).__name__}); "
-            "check the spelling and the network, or fetch the folder elsewhere and give its path"
+            f"{name}: no such folder, and not available from the Hugging Face hub ({type(error).__name__}); {remedy}"
         ) from error
 
 

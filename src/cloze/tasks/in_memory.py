@@ -4,7 +4,7 @@ Data is recognized by protocol, so that nothing here imports the library it come
 polars, pyarrow, DuckDB), ``__dataframe__``, ``to_dict`` (a frame that Arrow cannot represent), a mapping of columns, a
 tuple of texts and labels, and any iterable of rows (lists, ``datasets``, generators). Cells are first converted to
 Python values, so that the same rows give the same model in every form. The location of a row is its position, counted
-from 1: ``train row 3``.
+from 1: ``train row 3``; for a pandas frame with an index other than 0, 1, 2, ..., with the index of the row.
 """
 
 import hashlib
@@ -29,10 +29,13 @@ _MISSING = frozenset({"NAType", "NaTType"})
 class RowsInMemory:
     """Rows under the name of the argument that contained them; an iterator is consumed once, into a list."""
 
-    def __init__(self, name: str, cells: Sequence[Any], columns: Sequence[str] | None) -> None:
+    def __init__(
+        self, name: str, cells: Sequence[Any], columns: Sequence[str] | None, index: Sequence[Any] | None = None
+    ) -> None:
         self.name = name
         self.cells = cells
         self.columns = None if columns is None else tuple(columns)
+        self._index = index  # of a pandas frame; None if it only counts the rows
 
     def __str__(self) -> str:
         return self.name
@@ -61,6 +64,11 @@ class RowsInMemory:
         """Return the description of these rows that a run records."""
         return f"{len(self)} rows in memory ({self.fingerprint})"
 
+    def place(self, number: int) -> str:
+        """Return the location of a row, counted from 1."""
+        index = "" if self._index is None else f" (index {self._index[number - 1]})"
+        return f"{self.name} row {number}{index}"
+
     def open(self) -> Table:
         """Return the rows as a table."""
         return _MemoryTable(self)
@@ -70,11 +78,11 @@ class _MemoryTable(Table):
     def __init__(self, rows: RowsInMemory) -> None:
         self.columns = rows.columns
         self._records = enumerate(rows.cells, start=1)
-        self._name = rows.name
+        self._place = rows.place
 
     def __next__(self) -> Record:
         number, cells = next(self._records)
-        place = f"{self._name} row {number}"
+        place = self._place(number)
         if not isinstance(cells, Mapping):
             raise RowError(
                 f"{place}: {cells!r:.40} is not a row; expected a dict such as {{'text': '...', 'label': '...'}}"
@@ -112,7 +120,7 @@ def as_table_source(data: Any, name: str, *, text: str, pair: str | None, label:
     if isinstance(data, tuple) and len(data) == 2 and not any(isinstance(part, Mapping) for part in data):
         return _from_columns(name, _tuple_columns(data, text, pair or "pair", label))
     if hasattr(data, "__arrow_c_stream__"):
-        return _from_arrow(name, data)
+        return _from_arrow(name, data, _frame_index(data))
     if hasattr(data, "__dataframe__"):
         from pyarrow.interchange import from_dataframe
 
@@ -159,19 +167,31 @@ def _from_columns(name: str, columns: Mapping[Any, Any]) -> RowsInMemory:
     return RowsInMemory(name, rows, tuple(lists))
 
 
-def _from_arrow(name: str, data: Any) -> RowsInMemory:
+def _frame_index(frame: Any) -> list[Any] | None:
+    """Return the index of a pandas frame; None for other tables, and for an index that counts the rows from 0."""
+    index = getattr(frame, "index", None)
+    if index is None or not hasattr(index, "tolist"):
+        return None
+    labels: list[Any] = index.tolist()
+    return None if labels == list(range(len(labels))) else labels
+
+
+def _from_arrow(name: str, data: Any, index: Sequence[Any] | None = None) -> RowsInMemory:
     import pyarrow
 
     try:
         table = pyarrow.table(data)
         names = list(table.column_names)
         _refuse_double_columns(name, names)
-        return RowsInMemory(name, [_plain_cells(row) for row in table.to_pylist()], names)
+        names = [column for column in names if index is None or column != "__index_level_0__"]
+        rows = [{column: row[column] for column in names} for row in table.to_pylist()]
+        return RowsInMemory(name, [_plain_cells(row) for row in rows], names, index)
     # Columns of mixed types, or timestamps too precise for Python: the frame can convert its rows itself.
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         if hasattr(data, "to_dict"):
             _refuse_double_columns(name, [str(column) for column in data.columns])
-            return _from_rows(name, data.to_dict("records"), [str(column) for column in data.columns])
+            rows = _from_rows(name, data.to_dict("records"), [str(column) for column in data.columns])
+            return RowsInMemory(name, rows.cells, rows.columns, index)
         reason = str(error).splitlines()[0]
         raise DataError(f"{name}: cannot be read as a table ({reason}); convert its columns to texts") from error
 
@@ -237,7 +257,7 @@ def _stable(value: object) -> object:
 
 def place_of(source: TableSource, number: int) -> str:
     """Return the location of a line of a file, or of a row in memory."""
-    return f"{source}:{number}" if isinstance(source, Path) else f"{source} row {number}"
+    return f"{source}:{number}" if isinstance(source, Path) else source.place(number)
 
 
 def _refuse(name: str, data: object) -> NoReturn:
@@ -281,7 +301,7 @@ def read_columns(frame: Any, names: Sequence[str], *, trained: bool = False) -> 
             raise DataError(f"data has no column {name!r}{remedy}")
         for number, cells in enumerate(rows.cells, start=1):
             if not isinstance(cells[name], str | list):
-                raise DataError(f"data row {number}: {name!r} is {cells[name]!r:.40}; expected text in quotes")
+                raise DataError(f"{rows.place(number)}: {name!r} is {cells[name]!r:.40}; expected text in quotes")
     return [[cells[name] for cells in rows.cells] for name in names]
 
 

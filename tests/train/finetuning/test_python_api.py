@@ -85,6 +85,7 @@ def test_run_has_model_scores_history_and_predictions(run: FinetuneRun) -> None:
     assert [row["prediction"] for row in run.predictions] == labels
     assert [row["text"] for row in run.predictions] == [row["text"] for row in DEV]
     assert list(run.predictions[0]) == ["row", "text", "label", "prediction", "probability"]
+    assert all(isinstance(row["probability"], float) for row in run.predictions)
     right = sum(row["prediction"] == row["label"] for row in run.predictions)
     assert right / len(DEV) == pytest.approx(run.metrics["accuracy"])
 

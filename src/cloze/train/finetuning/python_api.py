@@ -93,15 +93,15 @@ class FinetuneRun(os.PathLike[str]):
         return Run(self.folder).metrics()
 
     @cached_property
-    def predictions(self) -> list[dict[str, str]]:
-        """The dev rows with their texts, labels and predictions; empty for kinds without labels."""
-        path = self.folder / PREDICTIONS
+    def predictions(self) -> list[dict[str, Any]]:
+        """The dev rows with their texts, labels, predictions and probabilities; empty for kinds without labels."""
+        path, rows = self.folder / PREDICTIONS, list[dict[str, Any]]()
         if path.is_file():
-            return read_predictions(path)
-        if self._source is None or is_unlabelled(self._source.task):
-            return []
-        data = read_task(self._source)  # a run that did not record its predictions: predict again
-        return prediction_rows(evaluate_examples(self.model, data.kind, data.dev, data.metrics))
+            rows = [*read_predictions(path)]
+        elif self._source is not None and not is_unlabelled(self._source.task):
+            data = read_task(self._source)  # a run that did not record its predictions: predict again
+            rows = [*prediction_rows(evaluate_examples(self.model, data.kind, data.dev, data.metrics))]
+        return [row | {"probability": float(row["probability"])} if "probability" in row else row for row in rows]
 
     @property
     def confusion(self) -> dict[str, Any] | None:
