@@ -17,8 +17,10 @@ from cloze.comparison.yardsticks import (
     score_pairs,
 )
 from cloze.corpus.shards import Corpus
-from cloze.errors import DataError
+from cloze.errors import DataError, RequestError
 from cloze.model import Backbone, Bert, BertConfig, Gpt, HeadName
+from cloze.model.backbone import find_backbone
+from cloze.model.heads import HEAD_NAMES
 from cloze.predict import Model
 from cloze.text import Tokenizer, learn_pieces
 from cloze.text.vocabulary import CONTINUATION
@@ -140,3 +142,60 @@ def test_equal_likelihoods_count_half(tokenizer: Tokenizer) -> None:
     rows, phenomena = score_pairs(model_of(Bert, tokenizer), pairs)
     assert phenomena == {"one": 0.5, "two": 0.5}
     assert len(rows) == 1
+
+
+def elmo_of(tokenizer: Tokenizer) -> Model:
+    kind = find_backbone("elmo")
+    if kind is None:
+        pytest.skip("ELMo is not registered")
+    config = kind.config_type(vocab_size=tokenizer.size, hidden_size=32, layers=2, heads=2, feedforward_size=64)
+    return Model(ModelFolder(kind.fresh(config, ("lm",), seed=3), tokenizer), device="cpu")
+
+
+def test_two_directions_never_see_the_word(corpus: Corpus, tokenizer: Tokenizer) -> None:
+    model, blanks = elmo_of(tokenizer), choose_blanks(corpus, tokenizer, 24, 12)
+    head = model.bert.heads["lm"]
+    for blank, logs in zip(blanks, predict_blanks(model, blanks), strict=True):
+        with torch.no_grad():
+            sides = []
+            for ids, place, half in ((blank.ids[: blank.place], -1, 0), (blank.ids[blank.place + 1 :], 0, 1)):
+                part = torch.tensor([ids])  # only the one side, so that the word cannot leak
+                sides.append(head(model.bert(part, torch.zeros_like(part)).last.chunk(2, -1)[half][0, place]))
+        expected = (sides[0].log_softmax(-1) + sides[1].log_softmax(-1)).log_softmax(-1)
+        np.testing.assert_allclose(logs, expected.numpy(), atol=1e-5)
+
+
+def test_likelihood_of_two_directions_is_their_mean(tokenizer: Tokenizer) -> None:
+    model, sentence = elmo_of(tokenizer), DOCUMENTS[0][0]
+    ids = torch.tensor([tokenizer(sentence).ids])
+    with torch.no_grad():
+        halves = model.bert(ids, torch.zeros_like(ids)).last[0].chunk(2, -1)
+        forwards, backwards = (model.bert.heads["lm"](half).log_softmax(-1) for half in halves)
+    inside = range(1, ids.shape[1] - 1)
+    expected = (
+        sum(float(forwards[place - 1, ids[0, place]] + backwards[place + 1, ids[0, place]]) for place in inside) / 2
+    )
+    longer = DOCUMENTS[1][0] + " " + DOCUMENTS[2][0]  # in one batch: padding must not change the result
+    assert log_likelihoods(model, [sentence, longer])[0] == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_model_that_predicts_no_words_is_refused(corpus: Corpus, tokenizer: Tokenizer) -> None:
+    config = BertConfig(vocab_size=tokenizer.size, hidden_size=32, layers=1, heads=2, feedforward_size=64, positions=64)
+    model = Model(ModelFolder(Bert.fresh(config, ("nsp",)), tokenizer), device="cpu")
+    with pytest.raises(RequestError, match="a model of type 'bert' does not predict words"):
+        list(predict_blanks(model, choose_blanks(corpus, tokenizer, 24, 3)))
+    with pytest.raises(RequestError, match="a model of type 'bert' does not predict words"):
+        log_likelihoods(model, ["a text"])
+
+
+def test_replaced_tokens_score_a_sentence_by_the_probability_that_all_are_original(tokenizer: Tokenizer) -> None:
+    if "rtd" not in HEAD_NAMES:
+        pytest.skip("there is no head for replaced tokens")
+    heads = tuple(name for name in HEAD_NAMES if name == "rtd")
+    config = BertConfig(vocab_size=tokenizer.size, hidden_size=32, layers=1, heads=2, feedforward_size=64, positions=64)
+    model, sentence = Model(ModelFolder(Bert.fresh(config, heads), tokenizer), device="cpu"), DOCUMENTS[0][0]
+    ids = torch.tensor([tokenizer(sentence).ids])
+    with torch.no_grad():
+        logits = model.bert.heads["rtd"](model.bert(ids, torch.zeros_like(ids)).last)[0, 1:-1]
+    expected = float((1 - logits.sigmoid()).log().sum())
+    assert log_likelihoods(model, [sentence, DOCUMENTS[1][0] * 2])[0] == pytest.approx(expected, abs=1e-3)

@@ -277,7 +277,8 @@ class _Comparison:
             return
         if not (place / COST).is_file():
             replace_json(place / COST, self._cost(run, settings))
-        self._attempt(scores / "words", self._score_words, run, scores)
+        self._attempt(scores / "blanks", self._score_blanks, run, scores)
+        self._attempt(scores / "pairs", self._score_pairs, run, scores / "pairs")
         for task in self._tasks:
             for mode in MODES:
                 cell = scores / f"{task.name} {mode}"
@@ -286,7 +287,8 @@ class _Comparison:
     def _attempt(self, place: Path, score: Callable[..., None], *arguments: Any) -> None:
         """Score a model; if it cannot be scored in this way, write down the reason and go on with the other yardsticks.
 
-        For example, a left-only model has no blanks to fill, and a training may diverge. Resuming tries it again.
+        For example, a model that detects replaced tokens does not fill blanks, and a training may diverge. Resuming
+        tries it again.
         """
         path = place / REFUSED
         try:
@@ -320,16 +322,19 @@ class _Comparison:
 
     # -- yardsticks ------------------------------------------------------------------------------------------------
 
-    def _score_words(self, run: Path, scores: Path) -> None:
-        """Score a pre-trained model on the blanks and the minimal pairs."""
-        if _is_scored(scores / "pairs"):
-            return
-        model, pairs = Model(load_folder(run), device=self._device), minimal_pairs(self._settings.pairs)
-        self._write_blanks(score_blanks(model, self._blanks), scores)
-        rows, phenomena = score_pairs(model, pairs, self._progress)
-        place = _made(scores / "pairs")
-        replace_json(place / PHENOMENA, phenomena)
-        resamples_of(rows, "accuracy", pairs).write(place)
+    def _score_blanks(self, run: Path, scores: Path) -> None:
+        """Fill the blanks with a pre-trained model."""
+        if not _is_scored(scores / "likelihood"):
+            model = Model(load_folder(run), device=self._device)
+            self._write_blanks(score_blanks(model, self._blanks), scores)
+
+    def _score_pairs(self, run: Path, scores: Path) -> None:
+        """Compare the sentences of the minimal pairs with a pre-trained model."""
+        if not _is_scored(scores):
+            model, pairs = Model(load_folder(run), device=self._device), minimal_pairs(self._settings.pairs)
+            rows, phenomena = score_pairs(model, pairs, self._progress)
+            replace_json(_made(scores) / PHENOMENA, phenomena)
+            resamples_of(rows, "accuracy", pairs).write(scores)
 
     def _write_blanks(self, rows: GroupedRows, scores: Path) -> None:
         for metric, name in (("accuracy", "blanks"), ("likelihood", "likelihood")):

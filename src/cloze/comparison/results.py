@@ -268,7 +268,6 @@ CLAIMS = (
 
 _FEW_DOCUMENTS = 30
 _TITLES = {
-    "words": "blanks and minimal pairs",
     "blanks": "blanks filled",
     "likelihood": "probability of the blank's word",
     "pairs": "minimal pairs",

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from cloze.corpus.settings import PrepareSettings, VocabularySettings, check_seed
 from cloze.errors import ConfigError, did_you_mean, format_option
-from cloze.options import BackboneName, PositionKind, check_types
+from cloze.options import PREDICTS, BackboneName, PositionKind, check_types
 from cloze.train.settings import DEFAULT_STEPS, PrecisionName, PretrainSettings, read_recipe
 
 # The part of a run's budget that all its learning-rate trials take together.
@@ -25,7 +25,7 @@ Group = Literal["main", "variant"]
 
 BASE = "bert"
 # Architectures in a sensible order; those that are compared if none is named.
-BACKBONES: tuple[BackboneName, ...] = get_args(BackboneName)
+BACKBONES: tuple[BackboneName, ...] = tuple(PREDICTS)
 DEFAULT_BACKBONES = ("bert", "gpt", "elmo")
 # Settings in the recipe of an architecture that are the same for all rows here.
 _COMMON = frozenset({"epsilon", "learning_rate", "warmup", "weight_decay", "dropout", "batch_size", "max_length"})

@@ -4,8 +4,9 @@ Losses of different objectives cannot be compared: a masked word with both sides
 Both yardsticks compare probabilities over one vocabulary for the same words.
 
 Blanks: whole words of documents that no model was trained on. Each model predicts the word from the context that it may
-see: both sides for masked models, the left side for a left-to-right model. The scores are the fraction of words that
-are the model's best guess (``accuracy``), and the geometric mean of their probabilities (``likelihood``).
+see: both sides for masked models, the left side for a left-to-right model, each side alone for two directions. The
+scores are the fraction of words that are the model's best guess (``accuracy``), and the geometric mean of their
+probabilities (``likelihood``).
 
 Minimal pairs (Warstadt et al. 2020, "BLiMP"): a grammatical sentence and the same sentence with one word exchanged. The
 score is the fraction of pairs whose grammatical sentence is more likely; masked models are scored by the
@@ -18,18 +19,19 @@ import hashlib
 import lzma
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from cloze.comparison.settings import BUNDLED_TASKS, ComparedTask, CompareSettings
 from cloze.corpus.shards import Corpus
 from cloze.demo.flow import DATA
-from cloze.errors import DataError
+from cloze.errors import DataError, RequestError
 from cloze.model.batch import Batch
 from cloze.predict import Model
 from cloze.predict.fill_mask import Floats, blank_logs
@@ -189,27 +191,48 @@ def count_tokens(corpus: Corpus, size: int) -> NDArray[np.int64]:
 
 def predict_blanks(model: Model, blanks: Sequence[Blank]) -> Iterator[Floats]:
     """Yield the log-probabilities of all pieces at each blank, (V,), given what the model may see of its context."""
-    if "lm" in model.heads:
-        for start in range(0, len(blanks), _BLANKS_AT_ONCE):
-            yield from _next_logs(model, blanks[start : start + _BLANKS_AT_ONCE])
-        return
     mask_id = model.tokenizer.mask_id
-    hidden = (_sequence([*blank.ids[: blank.place], mask_id, *blank.ids[blank.place + 1 :]]) for blank in blanks)
-    for logs in blank_logs(model, hidden):
+    hidden = [_sequence([*blank.ids[: blank.place], mask_id, *blank.ids[blank.place + 1 :]]) for blank in blanks]
+    if "lm" in model.heads:
+        for start in range(0, len(hidden), _BLANKS_AT_ONCE):
+            yield from _neighbours_logs(model, hidden[start : start + _BLANKS_AT_ONCE])
+        return
+    if "mlm" not in model.heads:
+        raise RequestError(f"a model of type {model.bert.model_type!r} does not predict words")
+    for logs in blank_logs(model, iter(hidden)):
         yield logs[0]
 
 
 @torch.inference_mode()
-def _next_logs(model: Model, blanks: Sequence[Blank]) -> list[Floats]:
-    """Return the log-probabilities of the next token after the left context of each blank."""
+def _neighbours_logs(model: Model, sequences: Sequence[Encoding]) -> list[Floats]:
+    """Return the log-probabilities at the ``[MASK]`` of each sequence, which no state that is used has seen.
+
+    A left-to-right model predicts it from the token before. Two independent directions also predict it from the token
+    after; the product of the two distributions, scaled to 1, is the prediction of both.
+    """
 
     def step(batch: Batch) -> list[Floats]:
-        last = batch.real.sum(1) - 1
-        states = model.bert(batch.ids, batch.segments, batch.mask).last[torch.arange(len(last)), last]  # (B, H)
-        logs = model.bert.heads["lm"](states).float().log_softmax(-1)[:, : model.tokenizer.size]
+        rows, places = (batch.ids == model.tokenizer.mask_id).nonzero(as_tuple=True)  # (B,), one per sequence
+        last = model.bert(batch.ids, batch.segments, batch.mask).last
+        logits = sum(
+            model.bert.heads["lm"](states[rows, places - offset]).float().log_softmax(-1)
+            for states, offset in _directions(model, last)
+        )
+        logs: torch.Tensor = torch.as_tensor(logits).log_softmax(-1)[:, : model.tokenizer.size]
         return list(logs.cpu().numpy())
 
-    return model.run([_sequence(blank.ids[: blank.place]) for blank in blanks], step)
+    return model.run(sequences, step)
+
+
+def _directions(model: Model, last: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+    """Return the states of each direction, and by how many tokens a prediction follows its state.
+
+    The states of a model with two independent directions are concatenated, (B, T, H) -> (B, T, H / 2) each.
+    """
+    if not model.bert.capabilities.bidirectional:
+        return [(last, 1)]
+    forwards, backwards = last.chunk(2, -1)
+    return [(forwards, 1), (backwards, -1)]
 
 
 def _sequence(ids: Sequence[int]) -> Encoding:
@@ -266,24 +289,45 @@ def score_pairs(
 
 
 def log_likelihoods(model: Model, sentences: Sequence[str]) -> list[float]:
-    """Return the log-likelihood of each sentence: exact, or a pseudo-log-likelihood for masked models."""
+    """Return a log-likelihood of each sentence.
+
+    It is exact for left-to-right models, the mean of both directions for models with two independent ones, and a
+    pseudo-log-likelihood for masked models. For replaced-token detection, it is the log-probability that every token
+    is original.
+    """
+    if "mlm" in model.heads:
+        return [score.total for score in model.score(sentences)]
     if "lm" in model.heads:
-        return _left_to_right(model, sentences)
-    return [score.total for score in model.score(sentences)]
+        return model.run(model.tokenizer.encode_batch(sentences), partial(_sum_directions, model))
+    if "rtd" in model.heads:
+        return model.run(model.tokenizer.encode_batch(sentences), partial(_sum_originals, model))
+    raise RequestError(f"a model of type {model.bert.model_type!r} does not predict words")
 
 
 @torch.inference_mode()
-def _left_to_right(model: Model, sentences: Sequence[str]) -> list[float]:
-    """Return the sum of the log-probabilities of each token given those before it; [SEP] is not counted."""
+def _sum_directions(model: Model, batch: Batch) -> list[float]:
+    """Return the sum of the log-probabilities of the tokens, as the mean over the directions."""
+    last, length = model.bert(batch.ids, batch.segments, batch.mask).last, batch.ids.shape[1]
+    totals, directions = torch.zeros(len(batch.ids), device=batch.ids.device), _directions(model, last)
+    for states, offset in directions:
+        read = slice(0, length - 1) if offset == 1 else slice(1, length)  # (B, T - 1) states
+        predicted = slice(1, length) if offset == 1 else slice(0, length - 1)
+        logs = model.bert.heads["lm"](states[:, read]).float().log_softmax(-1)  # (B, T - 1, V)
+        words = logs.gather(2, batch.ids[:, predicted, None])[..., 0]
+        totals += (words * _words(model, batch)[:, predicted]).sum(1) / len(directions)
+    return [float(total) for total in totals]
 
-    def step(batch: Batch) -> list[float]:
-        states = model.bert(batch.ids, batch.segments, batch.mask).last[:, :-1]
-        logs = model.bert.heads["lm"](states).float().log_softmax(-1)  # (B, T - 1, V)
-        following = logs.gather(2, batch.ids[:, 1:, None])[..., 0]
-        counted = batch.real[:, 1:] & (batch.ids[:, 1:] != model.tokenizer.sep_id)
-        return [float(total) for total in (following * counted).sum(1)]
 
-    return model.run(model.tokenizer.encode_batch(sentences), step)
+@torch.inference_mode()
+def _sum_originals(model: Model, batch: Batch) -> list[float]:
+    """Return the sum of the log-probabilities that each token is original."""
+    logits = model.bert.heads["rtd"](model.bert(batch.ids, batch.segments, batch.mask).last).float()  # (B, T)
+    return [float(total) for total in (functional.logsigmoid(-logits) * _words(model, batch)).sum(1)]
+
+
+def _words(model: Model, batch: Batch) -> torch.Tensor:
+    """Return which tokens are neither padding nor special tokens, (B, T)."""
+    return batch.real & (batch.ids != model.tokenizer.cls_id) & (batch.ids != model.tokenizer.sep_id)
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
