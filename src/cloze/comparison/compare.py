@@ -285,7 +285,7 @@ class _Comparison:
                 self._attempt(cell, self._finetune, task, mode, run, cell, f"{row.folder}-{seed}", seed)
 
     def _attempt(self, place: Path, score: Callable[..., None], *arguments: Any) -> None:
-        """Score a model; if it cannot be scored in this way, write down the reason and go on with the other yardsticks.
+        """Score a model; if that is not possible, record the reason and continue with the other yardsticks.
 
         For example, a model that detects replaced tokens does not fill blanks, and a training may diverge. Resuming
         tries it again.
