@@ -15,7 +15,7 @@ import cloze
 from cloze.comparison import compare as module
 from cloze.comparison.compare import compare
 from cloze.comparison.results import ComparisonFolder
-from cloze.comparison.settings import CompareSettings
+from cloze.comparison.settings import BACKBONES, CompareSettings
 from cloze.corpus.settings import PrepareSettings
 from cloze.errors import ClozeError, ConfigError, DataError
 from cloze.progress import Silent
@@ -253,3 +253,18 @@ def test_a_yardstick_that_does_not_apply_is_reported(
     limits = " ".join(facts["conclusions"]["limits"])
     assert "bert has no score for classify-rows, frozen features: frozen states need layers." in limits
     assert "does not apply" in (out / "compare.html").read_text("utf-8")
+
+
+def test_static_vectors_have_only_tasks(text: Path, small: CompareSettings, tmp_path: Path) -> None:
+    if "glove" not in BACKBONES:
+        pytest.skip("there are no static vectors")
+    out = compare([text], tmp_path / "out", settings=replace(small, backbones="glove:1", vary=None))
+    (row,) = json.loads((out / "compare.json").read_text("utf-8"))["rows"]
+    assert list(row["scores"]) == ["classify-rows frozen", "classify-rows full"]
+    assert set(row["refused"]) == {"blanks", "pairs"}
+    assert (row["learning_rate"], row["trials"]) == (0.05, [])
+    assert (row["runs"][0]["flops"], row["runs"][0]["non_embedding_parameters"]) == (None, 0)
+    assert "not counted" in (out / "compare.html").read_text("utf-8")
+    counted = replace(small, backbones="glove:1", vary=None, steps=None, flops=1e9)
+    with pytest.raises(ConfigError, match="flops does not apply to glove"):
+        compare([text], tmp_path / "flops", settings=counted)

@@ -214,6 +214,10 @@ class _Comparison:
         settings = self._settings
         if settings.flops is None:
             return None
+        if row.backbone not in OBJECTIVES:
+            raise ConfigError(
+                f"flops does not apply to {row.name}, whose operations are not counted; use steps or hours"
+            )
         training = settings.pretraining(row, settings.rates()[0], settings.seed)
         model, _ = start_model(self._tokenizer, training, None, Silent())
         cost = flops_per_token(model, training) * self._sample(training)[0]
@@ -232,10 +236,11 @@ class _Comparison:
         """
         settings, place = self._settings, self._folder.model(row)
         if not (place / RATE).is_file():
-            tried = settings.rates() if settings.trials > 1 else ()
+            tried = settings.rates() if settings.trials > 1 and row.searched else ()
             trials = [self._try(row, rate) for rate in tried]
             known = [trial for trial in trials if trial["loss"] is not None]
-            best = min(known, key=lambda trial: trial["loss"])["learning_rate"] if known else settings.rates()[0]
+            usual = row.settings.get("learning_rate", settings.rates()[0])
+            best = min(known, key=lambda trial: trial["loss"])["learning_rate"] if known else usual
             place.mkdir(parents=True, exist_ok=True)
             replace_json(place / RATE, {"learning_rate": best, "trials": trials})
             shutil.rmtree(place / "trials", ignore_errors=True)
@@ -287,8 +292,7 @@ class _Comparison:
     def _attempt(self, place: Path, score: Callable[..., None], *arguments: Any) -> None:
         """Score a model; if that is not possible, record the reason and continue with the other yardsticks.
 
-        For example, a model that detects replaced tokens does not fill blanks, and a training may diverge. Resuming
-        tries it again.
+        For example, ELECTRA does not fill blanks, and a training may diverge. Resuming tries it again.
         """
         path = place / REFUSED
         try:
@@ -302,12 +306,12 @@ class _Comparison:
     def _cost(self, run: Path, settings: PretrainSettings) -> dict[str, Any]:
         """Return the cost of a pre-training, and the size of the model."""
         results, model = Run(run).results(), load_folder(run).model
-        tokens = int(results["tokens_seen"])
+        tokens, counted = int(results["tokens_seen"]), settings.backbone in OBJECTIVES
         return {
-            "steps": int(results["steps"]),
+            "steps": int(results["steps"]) if counted else None,
             "tokens": tokens,
-            "targets": round(tokens * self._sample(settings)[1]),
-            "flops": tokens * flops_per_token(model, settings),
+            "targets": round(tokens * self._sample(settings)[1]) if counted else None,
+            "flops": tokens * flops_per_token(model, settings) if counted else None,
             "parameters": model.parameter_count(),
             "non_embedding_parameters": non_embedding_parameters(model),
         }

@@ -307,17 +307,18 @@ def cost_rows(facts: Facts, seconds: Facts) -> list[list[str]]:
     for row in facts["rows"]:
         runs, times = row["runs"], seconds[row["name"]]["seeds"]
         if runs and times:
-            mean = {name: sum(run[name] for run in runs) / len(runs) for name in runs[0]}
+            counted = [name for name in runs[0] if runs[0][name] is not None]
+            mean = {name: sum(run[name] for run in runs) / len(runs) for name in counted}
             duration = sum(times) / len(times)
             rows.append(
                 [
                     row["name"],
                     str(len(runs)),
                     f"{row['learning_rate']:g}",
-                    f"{mean['steps']:,.0f}",
+                    f"{mean['steps']:,.0f}" if "steps" in mean else "",
                     f"{mean['tokens']:,.0f}",
-                    f"{mean['targets']:,.0f}",
-                    f"{mean['flops']:.2e}",
+                    f"{mean['targets']:,.0f}" if "targets" in mean else "not counted",
+                    f"{mean['flops']:.2e}" if "flops" in mean else "not counted",
                     f"{duration:,.0f}",
                     f"{mean['tokens'] / max(duration, 1e-9):,.0f}",
                     f"{mean['non_embedding_parameters']:,.0f}",

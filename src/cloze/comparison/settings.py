@@ -28,7 +28,7 @@ BASE = "bert"
 BACKBONES: tuple[BackboneName, ...] = tuple(PREDICTS)
 DEFAULT_BACKBONES = ("bert", "gpt", "elmo")
 # Settings in the recipe of an architecture that are the same for all rows here.
-_COMMON = frozenset({"epsilon", "learning_rate", "warmup", "weight_decay", "dropout", "batch_size", "max_length"})
+_COMMON = frozenset({"epsilon", "warmup", "weight_decay", "dropout", "batch_size", "max_length"})
 # Sentence objectives on top of masked words are an extra task: their rows are not in the main table.
 EXTRA_TASKS: dict[str, Mapping[str, Any]] = {
     "bert+nsp": {"objective": "nsp"},
@@ -59,6 +59,11 @@ class ComparedRow:
     settings: Mapping[str, Any]
     seeds: int
     group: Group = "main"
+
+    @property
+    def searched(self) -> bool:
+        """Whether learning rates are tried; the recipes of static vectors have published ones."""
+        return "learning_rate" not in self.settings
 
     @property
     def folder(self) -> str:
@@ -232,22 +237,24 @@ class CompareSettings:
     def pretraining(self, row: ComparedRow, rate: float, seed: int, steps: int | None = None) -> PretrainSettings:
         """Return the settings of a pre-training with the whole budget; ``steps`` replaces a budget of operations."""
         limited = steps if self.flops is not None else self.step_budget
-        return PretrainSettings(
-            preset=self.preset,
+        values: dict[str, Any] = {
+            "preset": self.preset,
             # Only a placeholder for the check of the settings: the cost of a step is not known yet.
-            steps=1 if self.flops is not None and limited is None else limited,
-            hours=self.hours,
-            batch_size=self.batch_size,
-            max_length=self.max_length,
-            learning_rate=rate,
-            warmup=0.1,
-            dropout=self.dropout,
-            precision=self.precision,
+            "steps": 1 if self.flops is not None and limited is None else limited,
+            "hours": self.hours,
+            "batch_size": self.batch_size,
+            "max_length": self.max_length,
+            "learning_rate": rate,
+            "warmup": 0.1,
+            "dropout": self.dropout,
+            "precision": self.precision,
             # At most about ten times, because an evaluation takes as long as tens of steps.
-            evaluate_every=200 if limited is None else max(100, limited // 10),
-            seed=seed,
-            **row.settings,
-        )
+            "evaluate_every": 200 if limited is None else max(100, limited // 10),
+            "seed": seed,
+        }
+        if not row.searched:  # static vectors have neither dropout nor warm-up
+            values = {name: value for name, value in values.items() if name not in ("dropout", "warmup")}
+        return PretrainSettings(**{**values, **row.settings})
 
     def trial(self, whole: PretrainSettings) -> PretrainSettings:
         """Return the settings of a learning-rate trial: an equal part of a tenth of the budget."""
