@@ -43,7 +43,7 @@ import torch
 from cloze.files import read_json, replace_json
 from cloze.tasks.intervals import Difference, Floats, MetricRows, bootstrap_intervals, paired_difference
 from cloze.tasks.registry import TaskData
-from cloze.tasks.tagging.entities import TaggedRows
+from cloze.tasks.tagging.sequences import TaggedRows
 from first_try_ways import Job, Predictions, choose_rate, run_cloze, run_tf_idf, run_trainer, run_vectors
 from kept_scores import ScoreCache  # module in benchmarks/
 from public_data import SMALL, add_data, find_data

@@ -84,7 +84,7 @@ def make_trainer(data: Any, variant: str, seed: int, out: Path, callbacks: list[
 def trainer_score(data: Any, seed: int, out: Path) -> float:
     """Return the Trainer's dev score, computed with cloze's metrics."""
     from cloze.tasks.metrics import score
-    from cloze.tasks.tagging.entities import score_tags
+    from cloze.tasks.tagging.sequences import score_tags
 
     # Not grouped by length: the Trainer would process rows from longest to shortest, which cost 13 points on MRPC.
     trainer = make_trainer(data, "padded to the longest", seed, out, [])

@@ -17,7 +17,7 @@ from cloze.tasks.intervals import (
     t_interval,
 )
 from cloze.tasks.metrics import METRICS, score
-from cloze.tasks.tagging.entities import TaggedRows, score_tags
+from cloze.tasks.tagging.sequences import TaggedRows, score_tags
 
 CLASSES = ("accuracy", "f1", "macro_f1", "micro_f1", "matthews")
 NUMBERS = ("pearson", "spearman", "mse")

@@ -174,7 +174,7 @@ class Tag(Prediction[Sequences, "Tagged"]):
 
     def print_table(self, model: "Model", part: Sequences, results: "Sequence[Tagged]") -> None:  # noqa: ARG002
         """Print the entities of each text, or its words if the tags do not mark entities."""
-        from cloze.tasks.tagging.entities import have_entity_prefixes
+        from cloze.tasks.tagging.sequences import have_entity_prefixes
 
         if model.task is not None and have_entity_prefixes(model.task.names):
             entities = [

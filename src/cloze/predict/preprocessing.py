@@ -17,7 +17,7 @@ from cloze.tasks.answering.examples import plan_windows
 from cloze.tasks.in_memory import add_columns, is_frame, read_columns, texts_of
 from cloze.tasks.kind import TaskKind, TaskLabels
 from cloze.tasks.registry import labelled_kinds
-from cloze.tasks.tagging.windows import read_words
+from cloze.tasks.tagging.sequences import read_words
 from cloze.text import Encoding, Tokenizer, encode_long
 from cloze.text.encoding import word_spans
 from cloze.text.oov.coverage import unknown_note

@@ -28,7 +28,7 @@ from cloze.serve.outcomes import Metrics, OverloadedError
 from cloze.serve.queue import FairShare
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import labelled_kinds
-from cloze.tasks.tagging.windows import split_characters
+from cloze.tasks.tagging.sequences import split_characters
 
 if TYPE_CHECKING:
     from cloze.serve.models import ServedModel

@@ -27,8 +27,8 @@ from cloze.tasks.choice.kind import Choices
 from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import AnyExamples, LabelSet
 from cloze.tasks.intervals import MeanRows, MetricRows, RowScores, bootstrap_intervals, paired_difference
-from cloze.tasks.tagging.entities import OUTSIDE, TaggedRows, have_entity_prefixes
 from cloze.tasks.tagging.kind import TaggedSentences
+from cloze.tasks.tagging.sequences import OUTSIDE, TaggedRows, have_entity_prefixes
 
 if TYPE_CHECKING:
     from cloze.progress import Progress

@@ -28,8 +28,8 @@ from cloze.tasks.kind import PlacedTexts
 from cloze.tasks.rows import OnBadRow, Source
 from cloze.tasks.tables import Record, open_table
 from cloze.tasks.tagging.columns import Sentence, Sentences
-from cloze.tasks.tagging.entities import OUTSIDE
 from cloze.tasks.tagging.kind import tag_examples
+from cloze.tasks.tagging.sequences import OUTSIDE
 
 logger = logging.getLogger("cloze")
 

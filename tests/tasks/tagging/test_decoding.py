@@ -17,7 +17,7 @@ from cloze.tasks.examples import LabelSet
 from cloze.tasks.rows import Source
 from cloze.tasks.tagging.decoding import decode_tags, evaluate_tags, tag_texts, word_logits
 from cloze.tasks.tagging.kind import TaggedSentences, read_own_tags
-from cloze.tasks.tagging.windows import read_words
+from cloze.tasks.tagging.sequences import read_words
 from tests.model.made import model_folder, saved
 
 NAMES = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")

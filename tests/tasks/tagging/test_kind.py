@@ -14,15 +14,6 @@ from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source
 from cloze.tasks.tagging.columns import Sentence
-from cloze.tasks.tagging.entities import (
-    Span,
-    find_entities,
-    find_tags,
-    have_entity_prefixes,
-    normalize_tags,
-    score_tags,
-    tag_metrics,
-)
 from cloze.tasks.tagging.kind import (
     BIO_NER,
     CONLL,
@@ -35,7 +26,17 @@ from cloze.tasks.tagging.kind import (
     read_published_tags,
     tag_items,
 )
-from cloze.tasks.tagging.windows import read_words, tag_windows
+from cloze.tasks.tagging.sequences import (
+    Span,
+    find_entities,
+    find_tags,
+    have_entity_prefixes,
+    normalize_tags,
+    read_words,
+    score_tags,
+    tag_metrics,
+    tag_windows,
+)
 from cloze.text import SPECIAL, Tokenizer
 
 LETTERS = [chr(ord("a") + number) for number in range(26)]

@@ -23,7 +23,7 @@ from cloze.tasks.examples import Examples
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source
-from cloze.tasks.tagging.entities import ENTITY_METRICS, PLAIN_METRICS
+from cloze.tasks.tagging.sequences import ENTITY_METRICS, PLAIN_METRICS
 from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings

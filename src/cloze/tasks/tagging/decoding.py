@@ -23,9 +23,20 @@ from cloze.tasks.kind import Predictor, TaskLabels
 from cloze.tasks.metrics import confusion
 from cloze.tasks.reports import Confusion, Evaluation
 from cloze.tasks.tagging.columns import columns_text
-from cloze.tasks.tagging.entities import OUTSIDE, TaggedRows, find_entities, is_constrained, may_follow, score_tags
 from cloze.tasks.tagging.kind import TAG, TaggedSentences, join_words
-from cloze.tasks.tagging.windows import WordIds, read_words, split_characters, split_text, tag_windows
+from cloze.tasks.tagging.sequences import (
+    OUTSIDE,
+    TaggedRows,
+    WordIds,
+    find_entities,
+    is_constrained,
+    may_follow,
+    read_words,
+    score_tags,
+    split_characters,
+    split_text,
+    tag_windows,
+)
 
 logger = logging.getLogger("cloze")
 

@@ -1,7 +1,7 @@
 """The kind ``tag``: a label for each word, such as named entities or parts of speech.
 
-Reads published folders and the user's own files: ``columns`` reads words and tags, ``entities`` normalizes the tags,
-this module creates rows with targets, and ``windows`` converts rows to sequences.
+Reads published folders and the user's own files: ``columns`` reads words and tags, this module creates rows with
+targets, and ``sequences`` normalizes the tags and splits rows into windows.
 """
 
 import logging
@@ -23,8 +23,15 @@ from cloze.tasks.kind import PlacedTexts, ReadingOptions, TaskKind, deferred
 from cloze.tasks.rows import OnBadRow, Source
 from cloze.tasks.tables import Record, open_table, table_ending
 from cloze.tasks.tagging.columns import Sentence, Sentences, column_number, read_columns
-from cloze.tasks.tagging.entities import ENTITY_METRICS, find_tags, have_entity_prefixes, normalize_tags, tag_metrics
-from cloze.tasks.tagging.windows import read_words, tag_windows
+from cloze.tasks.tagging.sequences import (
+    ENTITY_METRICS,
+    find_tags,
+    have_entity_prefixes,
+    normalize_tags,
+    read_words,
+    tag_metrics,
+    tag_windows,
+)
 from cloze.text import Tokenizer
 from cloze.text.boundaries import is_ideograph
 
