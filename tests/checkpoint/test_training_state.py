@@ -4,6 +4,7 @@ import random
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -209,3 +210,11 @@ def test_files_left_by_killed_processes_are_removed(tmp_path: Path) -> None:
     (store.folder / f".step-00000003.{'1' * 16}.cloze-tmp").mkdir(parents=True)
     store.save(TrainingState(5, {}, {}))
     assert [path.name for path in store.folder.iterdir()] == ["step-00000005"]
+
+
+def test_reads_the_figures_of_earlier_versions(store: StateStore) -> None:
+    figures = {"meter": {"loss": [1.5, 2]}, "owed": True, "seconds": 3.0}
+    store.save(replace(state(9), figures=figures))
+    found = store.newest()
+    assert found is not None
+    assert found.figures == {"tracker": {"loss": [1.5, 2]}, "evaluation_due": True, "seconds": 3.0}

@@ -34,6 +34,8 @@ _MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
 _STEP = re.compile(r"step-(\d+)")
 # The figure that records whether a checkpoint is from the stable part of a wsd schedule.
 STABLE = "stable"
+# Figures that had other names in earlier versions.
+_RENAMED = {"meter": "tracker", "owed": "evaluation_due"}
 
 
 @dataclass(frozen=True)
@@ -164,5 +166,5 @@ def _read(folder: Path) -> TrainingState:
         step=int(values["step"]),
         model=read_safetensors(folder / _MODEL),
         optimizer=read_safetensors(folder / _OPTIMIZER),
-        figures=values["figures"],
+        figures={_RENAMED.get(name, name): value for name, value in values["figures"].items()},
     )

@@ -1,9 +1,10 @@
 """The operations of a model: for each, the function that computes a batch of tokenized inputs.
 
-``ModelWorker`` runs them in the model's thread. A batch may contain inputs of several requests; the result of an input
-does not depend on the rest of its batch. Results are JSON-able, except vectors, which stay arrays until the format of
-the response is known. ``tokenization`` decides the form of the inputs. The operations of fine-tuned models come from
-the table of task kinds.
+The batcher calls ``ModelWorker.run_batch`` in the model's thread. It switches to the adapter and calls
+``run_operation``, which finds the operation by name; operations call methods of ``Model``. A batch may contain inputs
+of several requests; the result of an input does not depend on the rest of its batch. Results are JSON-able, except
+vectors, which stay arrays until the format of the response is known. ``tokenization`` decides the form of the inputs.
+The operations of fine-tuned models come from the table of task kinds.
 
 ``AttentionCache`` stores attention weights for the page at ``/inspect``: the first response describes a text, later
 ones contain the weights of one layer each. Dimensions: L layers, A heads, T tokens.

@@ -174,7 +174,7 @@ def encode_words(
     encoded = tokenizer.encode_pieces([text if len(text) <= _MAX_ENCODED else "" for text in texts])
     results = []
     for text, whole in zip(texts, encoded, strict=True):
-        pieces = whole if len(text) <= _MAX_ENCODED else _encode_long(tokenizer, text)
+        pieces = whole if len(text) <= _MAX_ENCODED else _encode_in_windows(tokenizer, text)
         indices = word_indices(pieces.offsets, splitter.spans(text))
         # A word of the tokenizer must not be split. It may span several words of the splitter if the tokenizer does not
         # split ideographs, or if the ladder merges words.
@@ -185,7 +185,7 @@ def encode_words(
     return results
 
 
-def _encode_long(tokenizer: Tokenizer, text: str) -> Pieces:
+def _encode_in_windows(tokenizer: Tokenizer, text: str) -> Pieces:
     ids: list[int] = []
     offsets: list[tuple[int, int]] = []
     marks: list[Mark | None] = []

@@ -264,7 +264,7 @@ class Tokenizer:
             if len(text) <= window and not (read_mask and MASK in text):
                 short.append((index, text))
             else:
-                results[index] = self._encode_long(text, budget, window, read_mask)
+                results[index] = self._encode_in_windows(text, budget, window, read_mask)
         for group in _groups(iter(short)):
             batch = [text for _, text in group]
             encodings = self._engine.encode_batch(batch, add_special_tokens=False)
@@ -273,7 +273,9 @@ class Tokenizer:
                 results[index] = pieces
         return [result for result in results if result is not None]
 
-    def _encode_long(self, text: str, budget: int, window: int, read_mask: bool, limit: int = _MAX_TEXT) -> Pieces:
+    def _encode_in_windows(
+        self, text: str, budget: int, window: int, read_mask: bool, limit: int = _MAX_TEXT
+    ) -> Pieces:
         """Encode a text window by window, splitting at ``[MASK]``; stop once the budget is exceeded."""
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
@@ -323,7 +325,7 @@ class Tokenizer:
     def _encode_untruncated(self, text: str) -> list[int]:
         """Return all ids of a text that the ladder can resolve only with offsets."""
         text = replace_surrogates(text)
-        return self._encode_long(text, sys.maxsize, MAX_WINDOW, read_mask=False, limit=len(text)).ids
+        return self._encode_in_windows(text, sys.maxsize, MAX_WINDOW, read_mask=False, limit=len(text)).ids
 
     def _assemble(self, parts: tuple[Pieces, ...], budget: int, special: bool) -> Encoding:
         """Truncate the parts and add the special tokens."""

@@ -2,7 +2,8 @@
 
 It opens the run, returns if the run is finished, builds the batches and the objective, trains with an evaluation on the
 dev set after every epoch (and early stopping if a patience is set), and finishes the run. ``TrainingParts`` holds what
-differs between the kinds of training. Pre-training has no epochs and no dev rows, so it calls ``loop.py`` directly.
+differs between the kinds of training. The steps themselves, and their checkpoints, are those of ``loop.py``, which this
+module calls once per run. Pre-training has no epochs and no dev rows, so it calls ``loop.py`` directly.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The training loop. Pre-training, fine-tuning and distillation pass it different objectives and batches.
+"""The training loop. Pre-training passes its objective and batches directly, all other trainings through ``driver.py``.
 
 One step: get this rank's parts of the batch, count their targets over all ranks, run forward and backward on each part,
 clip the gradient, reject the step if it diverges, set the learning rate, update the weights; then log, evaluate, save.
@@ -329,12 +329,12 @@ class _Training:
 
     def _save(self, step: int) -> None:
         seconds = self.seconds + time.monotonic() - self.start
-        figures = {  # the keys belong to the file format and are older than the attribute names
-            "meter": self.tracker.state_dict(),
+        figures = {
+            "tracker": self.tracker.state_dict(),
             "guard": self.guard.state_dict(),
             "seconds": seconds,
             "evaluated": self.evaluated,
-            "owed": self.evaluation_due,
+            "evaluation_due": self.evaluation_due,
             "precision": [self.options.precision.name, self.options.precision.device.type],
             "measured": self.run.measured() if self.group.is_main else None,
             STABLE: self.schedule.is_stable(step, seconds),
@@ -351,15 +351,16 @@ class _Training:
         state = self.run.store.newest(self.progress) or self.options.start
         if self.group.is_main:
             self.run.check_measured(state.figures.get("measured") if state else None)
-            self.run.rewind(state.step if state else 0, evaluation_due=bool(state and state.figures["owed"]))
+            self.run.rewind(state.step if state else 0, evaluation_due=bool(state and state.figures["evaluation_due"]))
         if state is None:
             return 0
         load_full_state_dict(self.objective, state.model)
         restore_optimizer(self.optimizer, state.optimizer)
         figures = state.figures
-        self.tracker.load_state_dict(figures["meter"])
+        self.tracker.load_state_dict(figures["tracker"])
         self.guard.load_state_dict(figures["guard"])
-        self.seconds, self.evaluated, self.evaluation_due = figures["seconds"], figures["evaluated"], figures["owed"]
+        self.seconds, self.evaluated = figures["seconds"], figures["evaluated"]
+        self.evaluation_due = figures["evaluation_due"]
         self.saved = state.step
         # Keep the precision of the first process: "auto" would measure again and might choose differently.
         name, device_type = figures.get("precision", (None, None))
