@@ -21,9 +21,15 @@ from cloze.predict.vector_model import VectorModel
 from cloze.progress import Progress, Silent
 from cloze.tasks.kind import TaskLabels
 from cloze.tasks.tagging.decoding import Tagged, TaggedWord, tag_texts
-from cloze.tasks.tagging.entities import have_entity_prefixes
 from cloze.tasks.tagging.kind import TAG
-from cloze.tasks.tagging.windows import WordIds, read_words, split_characters, split_text, tag_windows
+from cloze.tasks.tagging.sequences import (
+    WordIds,
+    have_entity_prefixes,
+    read_words,
+    split_characters,
+    split_text,
+    tag_windows,
+)
 from cloze.text import Encoding
 
 
