@@ -40,6 +40,8 @@ WAYS = {
     "loss, balanced": ("loss", "balanced"),
     "accuracy, weights chosen": ("accuracy", "chosen"),
     "macro-F1, weights chosen": ("macro_f1", "chosen"),
+    "both": ("both", "none"),
+    "both, weights chosen": ("both", "chosen"),
 }
 Scores = dict[str, tuple[float, float]]
 
@@ -75,6 +77,7 @@ def candidates(rows: LabelledTexts, vectors: Array, labels: int, others: Array) 
             whole = fit_head(scaled, goals, loss, strength, whole)
             criteria = score(METRICS, targets.tolist(), outputs.argmax(1).tolist())
             total = -float(loss(outputs, goals)[0].sum())
+            criteria["both"] = sum(criteria.values()) / 2
             found.append({"weights": weighting, "loss": total, **criteria, "outputs": undo(whole)(others)})
     return found
 
