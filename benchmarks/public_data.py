@@ -31,7 +31,8 @@ SOURCES = {
     "sighan_csc": "SIGHAN 2013 to 2015 from https://github.com/wdimmy/Automatic-Corpus-Generation, as "
     "sighan_csc/sighan15/TestInput.txt and TestTruth.txt",
     "corpus_en": "books from https://github.com/mlschmitt/classic-books-markdown or https://www.gutenberg.org and "
-    "textbooks from https://openstax.org, as text with a blank line between documents (.txt.xz), in corpus_en/",
+    "textbooks from https://openstax.org, and https://dumps.wikimedia.org/enwiki, as text with a blank line between "
+    "documents (.txt.xz), in corpus_en/",
     "corpus_sci": "abstracts from https://www.nsf.gov/awardsearch and https://pmc.ncbi.nlm.nih.gov/tools/openftlist, "
     "as corpus_sci/nsf_awards.txt.xz and corpus_sci/biomed.txt.xz, a blank line between documents",
     "corpus_zh": "Chinese text such as https://dumps.wikimedia.org/zhwiki, as corpus_zh/*.txt.xz",
@@ -134,6 +135,7 @@ def _write_corpora(folder: Path) -> None:
     for name, contents in {
         "corpus_en/books_en.txt.xz": books,
         "corpus_en/textbooks_ccby.txt.xz": articles,
+        "corpus_en/wikipedia_en.txt.xz": articles,
         "corpus_sci/biomed.txt.xz": articles,
         "corpus_sci/nsf_awards.txt.xz": articles,
     }.items():

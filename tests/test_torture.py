@@ -20,6 +20,7 @@ from torture import (
     damage,
     disks,
     faults,
+    indexes,
     kills,
     memory_limits,
     neighbours,
@@ -525,6 +526,22 @@ def test_killed_jobs_leave_no_answers_to_others() -> None:
     assert outcome.failures == []
     assert int(outcome.figures["kills"]) >= 2
     assert outcome.figures["old answers"] == 0
+
+
+def test_killed_indexes_lose_nothing() -> None:
+    outcome = indexes.run(indexes.IndexSettings(kills=4), Silent())
+    assert outcome.failures == []
+    assert (outcome.figures["kills"], outcome.figures["lost or broken"], outcome.figures["different files"]) == (
+        4,
+        0,
+        0,
+    )
+
+
+def test_two_writers_of_an_index() -> None:
+    outcome = writers.run(writers.WriterSettings(trials=1, commands=("index",), within=0.05), Silent())
+    assert outcome.failures == []
+    assert outcome.figures["mixed or missing"] == 0
 
 
 def test_changed_bases_are_refused() -> None:

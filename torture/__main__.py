@@ -25,6 +25,7 @@ from torture import (
     drains,
     failing_models,
     floods,
+    indexes,
     kills,
     memory_limits,
     neighbours,
@@ -262,6 +263,13 @@ TRIALS = {
         changing_files.ChangeSettings(),
         changing_files.run,
         ("torture/changing_files.py", *_SERVICE),
+    ),
+    "T32": Trial(
+        "an index killed by SIGKILL 50 times while it is built and extended",
+        "nothing lost; byte-identical to an uninterrupted index",
+        indexes.IndexSettings(),
+        indexes.run,
+        ("torture/indexes.py", *_COMMANDS),
     ),
 }
 FOLDER = ROOT / "runs" / "torture"

@@ -59,7 +59,7 @@ _VALUES = [
 ]
 _KEYS = [
     *("texts", "input", "model", "layer", "pooling", "pairs", "top", "id", "is_tokenized", "dimensions", "long_texts"),
-    *("joint", "threshold", "protected"),
+    *("joint", "threshold", "protected", "query", "where", "mode", "exact", "documents", "top_n"),
 ]
 
 
@@ -68,6 +68,8 @@ def _bodies() -> Iterator[bytes]:
     yield from _VALUES
     for value in _VALUES:
         yield b'{"texts": ' + value + b', "input": ' + value + b"}"
+        yield b'{"query": ' + value + b', "where": [' + value + b"]}"
+        yield b'{"query": ' + value + b', "documents": [' + value + b"]}"
         yield b'{"texts": [' + value + b'], "input": [' + value + b"]}"
     for key in _KEYS:
         for value in _VALUES:

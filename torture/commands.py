@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from cloze.cli import inputs, jobs
 from cloze.locks import is_ours
+from cloze.predict.search import building
 from torture.training import command, make_corpus, run_command
 
 Words = list[str]
@@ -31,6 +32,7 @@ class SmallParts:
         """Set the part size and the umask of this process."""
         patch.object(jobs, "SLOW_PART_ROWS", _ROWS // 3).start()
         patch.object(inputs, "PART_ROWS", _ROWS // 3).start()
+        patch.object(building, "PART_DOCUMENTS", _ROWS // 3).start()
         if self.umask is not None:
             os.umask(self.umask)
         pipe.send("ready")
@@ -117,6 +119,13 @@ class Inputs:
                 lambda out, v: [
                     *("embed", "--model", model, "--input", rows, "--output", str(out)),
                     *("--pooling", "cls" if v else "mean"),
+                ],
+            ),
+            "index": (
+                "",
+                lambda out, v: [
+                    *("index", rows, "--out", str(out), "--model", model, "--precision", "fp32"),
+                    *("--chunk", str(64 + v), "--threads", "1"),
                 ],
             ),
             "inspect": (

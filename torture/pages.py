@@ -19,6 +19,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, 
 from tests.model.made import SMALL, model_folder, vocabulary
 
 from cloze.checkpoint import ModelFolder, TaskLabels, save_folder
+from cloze.predict.search.building import index as build_index
 from cloze.progress import Progress
 from cloze.serve.settings import ServiceSettings
 from cloze.text import Tokenizer
@@ -31,7 +32,7 @@ _MASK, _NO_BREAK = "[MASK] ", "\N{NO-BREAK SPACE}"
 # Matches the text that surrounds a displayed payload.
 _TEXT_ALONE = re.compile(r"^\[MASK\] | \(\d+ numbers\)$")
 # The places where payloads appear on the pages.
-PLACES = ("words", "labels", "tags", "names", "texts", "attended texts")
+PLACES = ("words", "labels", "tags", "names", "texts", "attended texts", "ids", "passages", "fields")
 # Each payload would run "alert" in a different context: between tags, or in an attribute, script, address or style.
 PAYLOADS = [
     *("<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<svg onload=alert(1)>", "<svg/onload=alert(1)>"),
@@ -142,7 +143,9 @@ def attack(browser: Browser, payloads: Sequence[str], progress: Progress) -> Out
     """Run the test in an open browser."""
     shown = Shown(payloads)
     with tempfile.TemporaryDirectory() as folder:
-        service_settings = ServiceSettings(hostile_folders(Path(folder), payloads))
+        folders = hostile_folders(Path(folder), payloads)
+        index = hostile_index(Path(folder) / "index", folders["words"], payloads)
+        service_settings = ServiceSettings(folders, index=index)
         with running(service_settings) as service, listening(service) as address:
             watch = Watch(address)
             tried = visit(browser, address, watch, shown, progress)
@@ -175,6 +178,13 @@ def hostile_folders(folder: Path, payloads: Sequence[str]) -> dict[str, str]:
     return folders
 
 
+def hostile_index(folder: Path, model: str, payloads: Sequence[str]) -> str:
+    """Build an index whose ids, texts and fields are payloads."""
+    rows = [{"id": one, "text": one, "field": one} for one in payloads]
+    build_index(rows, folder, model=model, precision="fp32", progress=False)
+    return str(folder)
+
+
 def _hostile_words(payloads: Sequence[str]) -> ModelFolder:
     """Return a model that fills blanks with payloads."""
     words = [*vocabulary(25), *(payload.replace(" ", _NO_BREAK) for payload in payloads)]
@@ -194,8 +204,9 @@ def visit(browser: Browser, address: str, watch: Watch, shown: Shown, progress: 
     for done, payload in enumerate(shown.payloads, start=1):
         ask_by_name(page, address, payload, shown)
         look_at(page, address, payload, shown)
+        search_for(page, address, payload, shown)
         open_address(page, address, payload)
-        tried += 3
+        tried += 4
         progress.advance("T22: payloads", done, len(shown.payloads))
     page.close()
     return tried
@@ -250,6 +261,19 @@ def ask_by_name(page: Page, address: str, payload: str, shown: Shown) -> None:
     ask_all(page, payload)
     shown.note("names", _texts(page, "form select option:checked"))
     shown.note("tags", [text.removeprefix("B-") for text in _texts(page, "#result td:nth-child(2)")])
+
+
+def search_for(page: Page, address: str, payload: str, shown: Shown) -> None:
+    """Search the index for a payload; all documents are payloads."""
+    open_tab(page, address, "/search")
+    page.fill("form input[name=query]", payload)
+    page.fill("form input[name=top]", "100")
+    page.click("form button")
+    page.wait_for_selector("#result .hits, #result .error")
+    page.wait_for_selector("form button:not([disabled])")
+    shown.note("ids", _texts(page, "#result .hits h3"))
+    shown.note("passages", _texts(page, "#result .hits p"))
+    shown.note("fields", [text.partition("field: ")[2] for text in _texts(page, "#result .hits small")])
 
 
 def look_at(page: Page, address: str, payload: str, shown: Shown) -> None:

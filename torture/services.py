@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from tests.model.made import model_folder, saved
 
 from cloze.checkpoint import TaskLabels
 from cloze.options import PrecisionName
+from cloze.predict.search.building import index as build_index
 from cloze.serve.access import TimeoutProtocol
 from cloze.serve.models import load_models
 from cloze.serve.outcomes import Metrics
@@ -43,6 +45,17 @@ def made_folders(folder: Path) -> dict[str, str]:
         "options": model_folder(["choice"], task=TaskLabels("choose")),
     }
     return {name: str(saved(contents, folder / name)) for name, contents in made.items()}
+
+
+def made_index(folder: Path, model: str) -> str:
+    """Build a small index with a model; return its folder."""
+    draw = random.Random(0)
+    words = ["the", "cat", "sat", "on", "a", "mat", "dog", "ran"]
+    rows = [
+        {"id": f"d{number}", "text": " ".join(draw.choices(words, k=9)), "year": 2000 + number} for number in range(40)
+    ]
+    build_index(rows, folder, model=model, precision="fp32", progress=False)
+    return str(folder)
 
 
 class Running:
@@ -137,7 +150,9 @@ def made_service(
 ) -> Iterator[Running]:
     """Start a service with a model of every kind."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = ServiceSettings(made_folders(Path(folder)), limits=limits or Limits(), **options)
+        folders = made_folders(Path(folder))
+        index = made_index(Path(folder) / "index", folders["base"])
+        settings = ServiceSettings(folders, limits=limits or Limits(), index=index, **options)
         with running(settings, precision=precision) as found:
             yield found
 

@@ -24,6 +24,7 @@ _REFUSALS = (
     "was prepared with other settings",
     "holds unfinished work with other settings",
     "belongs to a job with other settings",
+    "is an index of other documents, or built with other settings",
 )
 
 

@@ -18,6 +18,9 @@ __all__ = [
     "DistillSettings",
     "FinetuneRun",
     "FinetuneSettings",
+    "Hit",
+    "Index",
+    "IndexSettings",
     "Model",
     "PrepareSettings",
     "PretrainSettings",
@@ -33,7 +36,9 @@ __all__ = [
     "extend",
     "find_label_errors",
     "finetune",
+    "index",
     "load",
+    "open_index",
     "prepare",
     "pretrain",
     "search",
@@ -49,6 +54,11 @@ _HOMES = {
     "load": "cloze.predict",
     "Model": "cloze.predict",
     "evaluate": "cloze.predict",
+    "index": "cloze.predict.search.building",
+    "open_index": "cloze.predict.search.index",
+    "Index": "cloze.predict.search.index",
+    "Hit": "cloze.predict.search.query",
+    "IndexSettings": "cloze.options",
     "show": "cloze.inspect.views.page",
     "train_vocabulary": "cloze.corpus.learn_vocabulary",
     "prepare": "cloze.corpus.preparation.prepare",
@@ -93,10 +103,15 @@ if TYPE_CHECKING:
     from cloze.corpus.settings import VocabularySettings as VocabularySettings
     from cloze.errors import ClozeError as ClozeError
     from cloze.inspect.views.page import show as show
+    from cloze.options import IndexSettings as IndexSettings
     from cloze.predict import Model as Model
     from cloze.predict import evaluate as evaluate
     from cloze.predict import load as load
     from cloze.predict.mining import mine_negatives as mine_negatives
+    from cloze.predict.search.building import index as index
+    from cloze.predict.search.index import Index as Index
+    from cloze.predict.search.index import open_index as open_index
+    from cloze.predict.search.query import Hit as Hit
     from cloze.tasks.retrieval.examples import read_retrieval as read_retrieval
     from cloze.tasks.retrieval.examples import read_training_pairs as read_training_pairs
     from cloze.tasks.retrieval.kind import MiningSettings as MiningSettings

@@ -5,7 +5,7 @@ Imports nothing heavy: settings and the CLI load this.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -39,6 +39,35 @@ PositionKind = Literal["learned", "sinusoidal", "relative_key", "relative_key_qu
 
 # Precision of predictions: see predict/quantization/precision.py.
 PrecisionName = Literal["auto", "fp32", "bf16", "int8"]
+
+# Documents of a text file, and the ways to search an index: see predict/search/.
+TextUnit = Literal["file", "blocks", "lines"]
+SearchMode = Literal["hybrid", "vectors", "bm25"]
+
+
+@dataclass(frozen=True)
+class IndexSettings:
+    """How documents are read and divided into passages. The docstring of a field is also the help text of its flag."""
+
+    text: str = "text"
+    """The column with the texts of CSV, TSV, JSONL and Parquet files."""
+    id: str | None = None
+    """The column with the ids; by default id, _id or docid, or else the file name and row number."""
+    split: TextUnit = "file"
+    """What is one document in a text file: the whole file, each block between blank lines, or each line."""
+    chunk: int = 128
+    """Maximum number of tokens per passage; longer documents are divided between sentences."""
+    overlap: int = 32
+    """Maximum number of tokens, in whole sentences, that a passage repeats from the one before."""
+
+    def __post_init__(self) -> None:
+        if self.chunk < SHORTEST_CHUNK:
+            raise ConfigError(f"chunk is {self.chunk}; expected at least {SHORTEST_CHUNK} tokens")
+        if not 0 <= self.overlap <= self.chunk // 2:
+            raise ConfigError(f"overlap is {self.overlap}; expected 0 to {self.chunk // 2}, half of chunk")
+
+
+SHORTEST_CHUNK = 16
 
 # The target that the loss ignores, as in PyTorch.
 IGNORED = -100

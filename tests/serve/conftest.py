@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 import torch
-from torture.services import Running, made_folders, running
+from torture.services import Running, made_folders, made_index, running
 
 from cloze.predict import Model, load
 from cloze.serve.settings import Limits, ServiceSettings
@@ -42,10 +42,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="session")
+def index(folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small index of the model "base"."""
+    return made_index(tmp_path_factory.mktemp("index") / "index", folders["base"])
+
+
 @pytest.fixture(scope="module")
-def served(folders: dict[str, str]) -> Iterator[Running]:
+def served(folders: dict[str, str], index: str) -> Iterator[Running]:
     """All models behind one app with small limits; created per test, since an idle service probes its models."""
-    with running(ServiceSettings(folders, limits=SMALL)) as found:
+    with running(ServiceSettings(folders, limits=SMALL, index=index)) as found:
         yield found
 
 

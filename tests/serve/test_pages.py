@@ -16,8 +16,8 @@ MOST = 20_000  # timeout in milliseconds
 
 
 @pytest.fixture(scope="module")
-def address(folders: dict[str, str]) -> Iterator[str]:
-    with running(ServiceSettings(folders)) as service, listening(service) as found:
+def address(folders: dict[str, str], index: str) -> Iterator[str]:
+    with running(ServiceSettings(folders, index=index)) as service, listening(service) as found:
         yield found
 
 
@@ -46,7 +46,7 @@ def test_every_tab_answers(page: Page, address: str) -> None:
     page.goto(address)
     page.wait_for_selector("#tabs button")
     titles = page.eval_on_selector_all("#tabs button:not(.unable)", "tabs => tabs.map(tab => tab.textContent)")
-    assert titles[:4] == ["Fill", "Embed", "Rerank", "Classify"]
+    assert titles[:4] == ["Fill", "Embed", "Rerank", "Search"]
     assert len(titles) >= 10
     for title in titles:
         page.click(f"#tabs button:text-is('{title}')")
@@ -77,7 +77,7 @@ def test_addresses_that_name_no_route(page: Page, address: str) -> None:
         page.goto(f"{address}/{name}")
         page.reload()
         page.wait_for_selector("form button")
-        assert page.inner_text("#title") == "Fill"
+        assert page.inner_text("#title") == "Search"  # the page of a service with an index
 
 
 def test_errors_are_reported(page: Page, address: str) -> None:

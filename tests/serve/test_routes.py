@@ -1,17 +1,25 @@
 """cloze's own routes: each returns the results of the model, or a clear error message."""
 
 import asyncio
+import random
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from torture.services import Running
+from torture.services import Running, made_index, running
 
-from cloze.predict import Model
+from cloze.errors import CheckpointError
+from cloze.predict import Model, load
 from cloze.predict.corrector import Corrector
+from cloze.predict.search.index import open_index
+from cloze.serve.models import load_models
+from cloze.serve.outcomes import Metrics
+from cloze.serve.settings import ServiceSettings
 from cloze.tasks.correction.kind import CorrectionSettings
+from tests.model.made import model_folder, saved
 from tests.serve.conftest import error_of
 
 TEXTS = ["the cat sat on a mat.", "a dog ran", "猫坐", ""]
@@ -288,3 +296,101 @@ def test_unknown_models(served: Running) -> None:
 def test_paths_and_methods_that_are_not_there(served: Running) -> None:
     assert error_of(served.get("/nothing"))[:2] == (404, "not_found")
     assert error_of(served.get("/embed"))[:2] == (405, "method_not_allowed")
+
+
+def test_search(served: Running, index: str) -> None:
+    expected = open_index(index).search("a dog ran", 5)
+    answer = served.post("/search", {"query": "a dog ran", "top": 5}).json()
+    assert [(one["id"], one["passage"], one["start"]) for one in answer["results"]] == [
+        (hit.id, hit.passage, hit.start) for hit in expected
+    ]
+    np.testing.assert_allclose([one["score"] for one in answer["results"]], [hit.score for hit in expected], atol=1e-6)
+    first = answer["results"][0]
+    assert {first["passage"][slice(*place)] for place in first["highlights"]} <= {"dog", "ran"}
+    assert (answer["model"], answer["usage"]["tokens"]) == ("base", 5)
+    assert first["fields"] == expected[0].fields
+    words = served.post("/search", {"query": "dog", "mode": "bm25", "where": ["year>=2038"]}).json()
+    assert {one["id"] for one in words["results"]} <= {"d38", "d39"}
+    assert all(one["cosine"] is None for one in words["results"])
+
+
+def test_searches_are_not_swapped(served: Running, index: str) -> None:
+    draw = random.Random(3)
+    queries = [" ".join(draw.choices(["the", "cat", "sat", "dog", "ran", "mat"], k=5)) for _ in range(60)]
+    expected = open_index(index).search(queries, 3, mode="vectors")
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        bodies = [{"query": query, "top": 3, "mode": "vectors"} for query in queries]
+        return await asyncio.gather(*(client.post("/search", json=body) for body in bodies))
+
+    for response, hits in zip(served.run(ask), expected, strict=True):
+        cosines = [one["cosine"] for one in response.json()["results"]]
+        np.testing.assert_allclose(cosines, [hit.cosine for hit in hits], atol=1e-5)
+
+
+def test_search_sees_changes(folders: dict[str, str], tmp_path: Path) -> None:
+    changing = open_index(made_index(tmp_path / "index", folders["base"]))
+    settings = ServiceSettings({"base": folders["base"]}, index=str(changing.path))
+    with running(settings) as service:
+        before = service.post("/search", {"query": "dog", "mode": "vectors"}).json()["results"][0]["id"]
+        changing.delete([before])
+        assert service.post("/search", {"query": "dog", "mode": "vectors"}).json()["results"][0]["id"] != before
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (
+            {"query": "x", "where": ["yaer=1"]},
+            400,
+            "where is 'yaer=1', but the documents have no field 'yaer'",
+        ),
+        ({"query": "x", "where": ["year"]}, 400, "where is 'year'; expected a condition such as year>=2020"),
+        ({"query": "x", "mode": "both"}, 400, "mode: Input should be 'hybrid', 'vectors' or 'bm25'"),
+        ({"query": "x", "top": 1000}, 400, "top: Input should be less than or equal to 100"),
+        ({"query": "x", "model": "labels"}, 400, "model 'labels' cannot search"),
+        ({"query": "x" * 6000}, 413, "6000 characters in one request, but at most 5000 are allowed"),
+        ({"query": "x" * 6000, "mode": "bm25"}, 413, "6000 characters in one request, but at most 5000 are allowed"),
+    ],
+)
+def test_bad_searches(body: dict[str, Any], status: int, message: str, served: Running) -> None:
+    found = error_of(served.post("/search", body))
+    assert found[0] == status
+    assert message in found[2]
+
+
+def test_searching_without_an_index(folders: dict[str, str], index: str) -> None:
+    with running(ServiceSettings({"base": folders["base"]})) as service:
+        assert error_of(service.post("/search", {"query": "x"}))[2] == (
+            "this service has no index to search; start it with --index INDEX"
+        )
+    with pytest.raises(CheckpointError, match=r"was built with .*base, but labels differs from it"):
+        load_models(ServiceSettings({"labels": folders["labels"]}, index=index), Metrics())
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+def test_rerank_of_other_services(path: str, served: Running) -> None:
+    ours = served.post("/rerank", {"query": "a cat", "texts": TEXTS[:3]}).json()["results"]
+    answer = served.post(path, {"query": "a cat", "documents": TEXTS[:3], "truncate": True}).json()
+    assert [(one["index"], one["relevance_score"], one["document"]["text"]) for one in answer["results"]] == [
+        (one["index"], one["score"], one["text"]) for one in ours
+    ]
+    assert answer["usage"]["total_tokens"] > 0
+    short = {"query": "a cat", "documents": [{"text": text} for text in TEXTS[:3]], "top_n": 1}
+    short_answer = served.post(path, short | {"return_documents": False}).json()
+    assert short_answer["results"] == [{"index": ours[0]["index"], "relevance_score": ours[0]["score"]}]
+    assert error_of(served.post(path, {"query": "x", "documents": []}))[2] == "no text was given; send at least one"
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v2/rerank"])
+def test_rerank_with_a_cross_encoder(path: str, folders: dict[str, str], tmp_path: Path) -> None:
+    saved(model_folder(["sequence"], labels=1), tmp_path / "cross")
+    expected = load(tmp_path / "cross").rerank("a cat", TEXTS[:3])
+    with running(ServiceSettings({"base": folders["base"], "cross": str(tmp_path / "cross")})) as service:
+        documents = "texts" if path == "/rerank" else "documents"
+        answer = service.post(path, {"query": "a cat", documents: TEXTS[:3], "model": "cross"}).json()
+        assert answer["model"] == "cross"
+        assert service.post(path, {"query": "a cat", documents: TEXTS[:3]}).json()["model"] == "base"
+    score = "score" if path == "/rerank" else "relevance_score"
+    assert [one["index"] for one in answer["results"]] == [one.index for one in expected]
+    np.testing.assert_allclose([one[score] for one in answer["results"]], [one.score for one in expected], atol=1e-5)

@@ -64,6 +64,8 @@ COMMANDS = {
     "tag": ("cloze.cli.word_prediction", "Tag the words of texts, and find entities."),
     "answer": ("cloze.cli.prediction", "Find the answers to questions in texts."),
     "choose": ("cloze.cli.prediction", "Choose which of several options fits a text."),
+    "index": ("cloze.cli.serving", "Build an index of documents for semantic search; add and delete documents."),
+    "search": ("cloze.cli.serving", "Search an index: by meaning, by words, or both."),
     "serve": ("cloze.cli.serving", "Serve models over HTTP, with pages to try them in a browser."),
     "inspect": ("cloze.cli.experiments", "Write a page that shows the attention over a text."),
     "explain": ("cloze.cli.experiments", "Show why a fine-tuned model gives a text its label, word by word."),

@@ -3,7 +3,7 @@
 A command is a subclass of ``Prediction``: a frozen dataclass whose fields are its settings, with methods to read
 inputs, predict a part of them, and show or write the results. ``run_prediction`` does the rest: it predicts the
 arguments or a whole file at once and prints the results, or processes a file in parts into another file (see
-``inputs``).
+``resumable``).
 
 Since the settings are fields of this object, all of them apply to arguments and files alike, and all are part of the
 identity of a resumable job.
@@ -21,10 +21,11 @@ from cyclopts import Parameter
 
 from cloze.cli import inputs
 from cloze.cli.console import InferenceMachine, Reporter, print_json, print_written
-from cloze.cli.inputs import Inputs, PartCounts, ResumableJob, Survey, UnchangedFile, file_identity
+from cloze.cli.inputs import Inputs, Survey
 from cloze.cli.outputs import ROW_FILES, arrow_schema, beside, check_file, join_parts, write_rows
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
+from cloze.resumable import PartCounts, ResumableJob, UnchangedFile, file_identity
 
 if TYPE_CHECKING:
     from cloze.predict import Model

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from cloze.cli.console import InferenceMachine, Machine, Reporter, print_json, print_table, shorten
-from cloze.cli.inputs import PartCounts, ResumableJob, split_parts
+from cloze.cli.inputs import split_parts
 from cloze.cli.outputs import check_file, join_parts
 from cloze.errors import ConfigError
 from cloze.locks import real_target
 from cloze.models import SHIPPED_MODEL
+from cloze.resumable import PartCounts, ResumableJob
 from cloze.tasks.retrieval.kind import RETRIEVAL_NAME, MiningSettings, RetrievalSettings, TrainingPairs
 from cloze.tasks.rows import RowSettings, Source
 from cloze.train.settings import MlmEvaluationSettings

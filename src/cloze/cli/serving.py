@@ -1,18 +1,232 @@
-"""``cloze serve``."""
+"""``cloze index``, ``cloze search`` and ``cloze serve``."""
 
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Machine, OutputError, print_json
-from cloze.cli.inputs import bundled_paragraphs
+from cloze.cli.console import Machine, OutputError, Reporter, escape_controls, print_json, print_table, shorten
+from cloze.cli.inputs import TEXT_COLUMN, Texts, bundled_paragraphs, gather_texts
+from cloze.cli.outputs import check_file, check_folder
 from cloze.errors import ConfigError
-from cloze.options import PrecisionName
-from cloze.serve.settings import Limits, ServiceSettings, name_adapters, name_models
+from cloze.options import IndexSettings, PrecisionName, SearchMode
+from cloze.serve.settings import Limits, ServiceSettings, index_model, name_adapters, name_models
+
+if TYPE_CHECKING:
+    from cloze.predict.search.index import Index
+    from cloze.predict.search.query import Hit
+
+SETTINGS = IndexSettings()
+VECTOR_FILES = (".npy", ".parquet")
+# Characters shown before and after the first highlighted word of a passage on a terminal.
+_BEFORE, _SHOWN = 80, 400
+
+
+@dataclass(frozen=True)
+class IndexChanges:
+    """Changes of an existing index. The docstring of a field is its flag's help."""
+
+    add: bool = False
+    """Add the documents to an existing index; documents that it has unchanged are skipped."""
+    replace: bool = False
+    """With --add: replace documents whose id is in the index."""
+    delete: list[str] | None = None
+    """The id of a document to delete; may be repeated."""
+    export: Path | None = None
+    """Write the vectors of the index to a file: .parquet with ids and passages, or .npy."""
+
+
+@dataclass(frozen=True)
+class IndexMachine(Machine):
+    """Device, threads and precision of building an index."""
+
+    precision: PrecisionName = "auto"
+    """Precision of the vectors: auto (int8 if it is faster and close enough to fp32), fp32, bf16 or int8."""
+
+
+CHANGES, MACHINE, SEARCHING = IndexChanges(), IndexMachine(), Machine()
+
+
+def index(
+    files: Annotated[list[Path] | None, Parameter(help="Text, Markdown, CSV, TSV, JSONL or Parquet; folders.")] = None,
+    /,
+    *,
+    out: Path,
+    model: str | None = None,
+    settings: Annotated[IndexSettings, Parameter(name="*")] = SETTINGS,
+    changes: Annotated[IndexChanges, Parameter(name="*")] = CHANGES,
+    fresh: bool = False,
+    json: bool = False,
+    machine: Annotated[IndexMachine, Parameter(name="*")] = MACHINE,
+) -> None:
+    """Build an index of documents for semantic search, or change one. Re-running an interrupted command resumes it.
+
+    Args:
+        out: The folder of the index.
+        model: A model folder, run or hub name; by default, the best installed one for the language of the documents.
+        fresh: Replace an existing index, or start an interrupted command over.
+        json: Print JSON.
+    """
+    _check_flags(files, model, changes, machine)
+    check_folder(out, "--out")
+    if changes.export is not None:
+        check_file(changes.export, VECTOR_FILES, "--export")
+    if files and not changes.add:
+        from cloze.predict.search.building import index as build
+
+        with Reporter() as reporter:
+            built = build(
+                files,
+                out,
+                model=model,
+                settings=settings,
+                precision=machine.precision,
+                device=machine.use(),
+                fresh=fresh,
+                progress=reporter,
+            )
+    else:
+        built = _change(files, out, settings, changes, machine, fresh=fresh)
+    if changes.export is not None:
+        built.export(changes.export)
+    described = {"index": str(out), "documents": len(built), "passages": built.passages, "model": built.model_name}
+    if json:
+        print_json(described)
+    else:
+        print(f"{out}: {len(built):,} documents, {built.passages:,} passages, vectors of {built.model_name}")
+
+
+def _check_flags(files: Sequence[Path] | None, model: str | None, changes: IndexChanges, machine: IndexMachine) -> None:
+    """Reject combinations of flags that would have no effect."""
+    if not files and not changes.delete and changes.export is None:
+        raise ConfigError("no documents; name files or folders, or use --delete or --export with an index")
+    if changes.replace and not changes.add:
+        raise ConfigError("--replace only applies to documents that are added; use it with --add")
+    if changes.add and not files:
+        raise ConfigError("--add needs documents; name files or folders")
+    if changes.delete and files and not changes.add:
+        raise ConfigError("--delete changes an existing index; add documents to it with --add, or leave out --delete")
+    if model is not None and (changes.add or not files) and machine.precision == "auto":
+        return  # the model of the index has moved
+    if machine != MACHINE and not files:
+        raise ConfigError("--precision, --device and --threads have no effect without documents; leave them out")
+
+
+def _change(
+    files: Sequence[Path] | None,
+    out: Path,
+    settings: IndexSettings,
+    changes: IndexChanges,
+    machine: IndexMachine,
+    *,
+    fresh: bool,
+) -> "Index":
+    from cloze.predict.search.index import open_index
+
+    opened = open_index(out)
+    if changes.delete:
+        opened.delete(changes.delete)
+    if files:
+        given = {one.name: getattr(settings, one.name) for one in fields(settings)}
+        more: dict[str, Any] = {name: value for name, value in given.items() if value != getattr(SETTINGS, name)}
+        machine.use()
+        with Reporter() as reporter:
+            opened.add(files, replace=changes.replace, fresh=fresh, progress=reporter, **more)
+    return opened
+
+
+def search(
+    index: Path,
+    queries: Texts = None,
+    /,
+    *,
+    input: Path | None = None,  # noqa: A002 (the flag)
+    text: str = TEXT_COLUMN,
+    top: int = 10,
+    where: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    mode: SearchMode = "hybrid",
+    exact: bool = False,
+    rerank: str | None = None,
+    model: str | None = None,
+    json: bool = False,
+    machine: Annotated[Machine, Parameter(name="*")] = SEARCHING,
+) -> None:
+    """Search an index: each result is a document with its best passage.
+
+    Args:
+        index: The folder of the index.
+        queries: What to look for; by default, the lines of standard input.
+        input: A file with one query per line, or a CSV, TSV, JSONL or Parquet file.
+        text: The column of --input with the queries.
+        top: Number of documents per query.
+        where: Conditions on fields of the documents, such as year>=2020 lang=en.
+        mode: By meaning (vectors), by words (bm25), or both (hybrid).
+        exact: Compare with every vector, instead of using the approximate index of large indexes.
+        rerank: A model that scores the best passages again: a cross-encoder of cloze finetune rerank.
+        model: The model of the index, if it has moved.
+        json: Print JSON, one line per query.
+    """
+    texts = gather_texts(queries, input, text=text).texts
+    device = machine.use()
+    from cloze.predict.loading import load
+    from cloze.predict.search.index import open_index
+
+    opened = open_index(index, model=None if model is None else load(model, device=device))
+    reranker = None if rerank is None else load(rerank, device=device)
+    found = opened.search(texts, top, where=where, mode=mode, exact=exact, rerank=reranker)
+    if json:
+        for query, hits in zip(texts, found, strict=True):
+            print_json({"query": query, "results": [vars(hit) for hit in hits]})
+    elif sys.stdout.isatty():
+        _show(texts, found)
+    else:
+        rows = [
+            (*([query] if len(texts) > 1 else []), rank, f"{hit.score:.4f}", hit.id, " ".join(hit.passage.split()))
+            for query, hits in zip(texts, found, strict=True)
+            for rank, hit in enumerate(hits, start=1)
+        ]
+        print_table((*(["query"] if len(texts) > 1 else []), "rank", "score", "id", "passage"), rows)
+
+
+def _show(texts: Sequence[str], found: "Sequence[Sequence[Hit]]") -> None:
+    """Print results on a terminal, with the words of the query in bold."""
+    from rich.console import Console
+
+    console = Console()
+    for query, hits in zip(texts, found, strict=True):
+        if len(texts) > 1:
+            console.print(escape_controls(shorten(query)), style="bold", markup=False, highlight=False)
+        if not hits:
+            console.print("no results", markup=False)
+        for rank, hit in enumerate(hits, start=1):
+            line = f"{rank:>2}  {hit.score:.4f}  {escape_controls(hit.id)}"
+            console.print(line, style="cyan", markup=False, highlight=False)
+            console.print(_excerpt(hit), soft_wrap=False)
+
+
+def _excerpt(hit: "Hit") -> Any:
+    """Return the passage, or its part around the first word of the query, with these words highlighted."""
+    from rich.text import Text
+
+    first = max(0, hit.highlights[0][0] - _BEFORE) if hit.highlights and len(hit.passage) > _SHOWN else 0
+    last = min(len(hit.passage), first + _SHOWN)
+    shown, place = Text("    " + ("… " if first else "")), first
+    for start, end in hit.highlights:
+        if place <= start and end <= last:
+            shown.append(_line(hit.passage[place:start])).append(_line(hit.passage[start:end]), style="bold yellow")
+            place = end
+    return shown.append(_line(hit.passage[place:last])).append(" …" if last < len(hit.passage) else "")
+
+
+def _line(text: str) -> str:
+    return escape_controls(text.replace("\n", " ").replace("\t", " "))
+
+
+# -- the service ----------------------------------------------------------------------------------------------------
 
 KEY_VARIABLE = "CLOZE_KEY"
 
@@ -67,6 +281,7 @@ def serve(
     /,
     *,
     adapter: list[str] | None = None,
+    index: Path | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     json: bool = False,
@@ -78,10 +293,13 @@ def serve(
 
     Args:
         adapter: An adapter for one of the models, as NAME=DIR; may be repeated.
+        index: An index to search at /search; without a model, its own is served.
         host: The address to listen on; an address that other machines can reach needs --key.
         port: The port to listen on; 0 for any free port.
         json: Print the address as JSON.
     """
+    if index is not None:
+        folders = folders or [index_model(index)]
     models = name_models(folders or [])
     settings = ServiceSettings(
         models,
@@ -92,6 +310,7 @@ def serve(
         access.insecure,
         access.trust,
         limits,
+        None if index is None else str(index),
     )
     from cloze.serve.server import serve as run
 

@@ -13,9 +13,10 @@ from cyclopts import Parameter
 
 from cloze.cli import inputs
 from cloze.cli.console import Machine, print_json, print_scores, print_table
-from cloze.cli.inputs import Inputs, Survey, Texts, file_identity, read_arguments, split_parts
+from cloze.cli.inputs import Inputs, Survey, Texts, read_arguments, split_parts
 from cloze.cli.jobs import OPTIONS, Options, Prediction, PredictionOptions, Row, TextPrediction, run_prediction
 from cloze.cli.outputs import ROW_FILES, beside, join_parts, write_rows
+from cloze.resumable import file_identity
 from cloze.tasks.correction.kind import CORRECTION_NAME, CorrectionSettings
 from cloze.tasks.rows import RowSettings
 

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from cloze.errors import CheckpointError
 from cloze.files import read_json
@@ -98,6 +99,26 @@ def shipped_folder(source: str | Path) -> Path | None:
     if any(str(source) == model.name for model in SHIPPED_MODELS) and not Path(source).exists():
         return Path(__file__).parent / str(source)
     return None
+
+
+def default_for(purpose: Literal["vectors"], language: str = "en") -> str:
+    """Return the name of the best installed model for a purpose and a language.
+
+    Args:
+        purpose: What the model is used for.
+        language: ISO 639 code: zh for Chinese; others count as English.
+
+    Raises:
+        CheckpointError: No suitable model is installed.
+    """
+    wanted = "m3e-small" if language == "zh" else "all-MiniLM-L6-v2"
+    model = next(model for model in PACKAGED_MODELS if model.name == wanted)
+    if model.find() is not None:
+        return model.name
+    raise CheckpointError(
+        f"no model for {purpose} of {'Chinese' if language == 'zh' else 'English'} texts is installed; "
+        f"{model.install} ({model.size}), or name another model (--model)"
+    )
 
 
 def named_folder(source: str | Path) -> Path | None:

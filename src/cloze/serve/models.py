@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cloze.errors import CheckpointError, ClozeError, RequestError, did_you_mean
@@ -10,8 +10,9 @@ from cloze.hardware import choose_device
 from cloze.options import LongTexts, PrecisionName
 from cloze.predict import Model, batch_limits, load
 from cloze.predict.quantization.quantize import Paragraphs, ServicePrecision, load_for_service
+from cloze.predict.search.index import Index, open_index
 from cloze.serve.batcher import Batcher
-from cloze.serve.operations import EMBED, ModelWorker, abilities
+from cloze.serve.operations import EMBED, SEARCH, ModelWorker, abilities
 from cloze.serve.outcomes import InvalidRequestError, Metrics, NotFoundError
 from cloze.serve.settings import ServiceSettings
 
@@ -48,8 +49,8 @@ class ServedModel:
 class ModelRegistry:
     """All served models, and the batchers that compute for them."""
 
-    def __init__(self, served: Sequence[ServedModel]) -> None:
-        self.served = {model.name: model for model in served}
+    def __init__(self, served: Sequence[ServedModel], index: Index | None = None) -> None:
+        self.served, self.index = {model.name: model for model in served}, index
         self.batchers = list({id(model.batcher): model.batcher for model in served}.values())
 
     def find(self, name: str | None, operation: str) -> ServedModel:
@@ -66,6 +67,8 @@ class ModelRegistry:
             if able:
                 preferred = (model for model in able if operation == EMBED and model.for_vectors)
                 return next(preferred, able[0])
+            if operation == SEARCH:
+                raise InvalidRequestError("this service has no index to search; start it with --index INDEX", "unable")
             raise InvalidRequestError(
                 f"none of the served models ({self._names}) can {operation}; serve one that was trained for it",
                 "unable",
@@ -127,6 +130,7 @@ def load_models(
         say: Receives a line for each model whose precision was chosen automatically.
     """
     models, chosen = _load_bases(settings, device, precision, paragraphs)
+    index, indexed = _open_index(settings, models)
     adapters = {name: _attach(name, folder, models) for name, folder in settings.adapters.items()}
     _say_precisions(chosen, say)
     served = []
@@ -149,7 +153,21 @@ def load_models(
             model.use(adapter)
             served.append(_describe(adapter, name, adapter, model, batcher, chosen.get(name)))
             model.use(None)
-    return ModelRegistry(served)
+    served = [replace(one, abilities=one.abilities | {SEARCH}) if one.name == indexed else one for one in served]
+    return ModelRegistry(served, index)
+
+
+def _open_index(settings: ServiceSettings, models: Mapping[str, Model]) -> tuple[Index | None, str | None]:
+    """Return the index of the service, and the name of the served model that it was built with."""
+    if settings.index is None:
+        return None, None
+    index = open_index(settings.index)
+    fingerprint = index.manifest["model"]["fingerprint"]
+    for name, model in models.items():
+        if model.fingerprint == fingerprint:
+            return open_index(settings.index, model=model), name
+    index.check_model(next(iter(models.values())), ", ".join(models))
+    raise AssertionError("a model that differs was refused")
 
 
 def _load_bases(

@@ -115,6 +115,8 @@ def _size(steps: NDArray[np.uint8]) -> int:
 Options = Mapping[str, Any]
 NOT_FINITE = "the model gave no finite numbers for this; check its training"
 EMBED = "embed"
+SEARCH = "search"  # of the model of an index: computed as EMBED
+RERANK = "rerank"  # of cross-encoders
 PROBE_TEXT = "Are you there?"
 # With a pooling that every model supports, regardless of what its folder specifies.
 PROBE = BatchKey(EMBED, None, (("pooling", "mean"),))
@@ -180,6 +182,12 @@ def _embed(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
     return list(model.embed_encoded(_sequences(inputs), options.get("pooling"), options.get("layer", -1)))
 
 
+def _rerank(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:  # noqa: ARG001 (as all)
+    logits = model.logits_encoded(_sequences(inputs))[:, 0].astype(np.float64)
+    scores: list[float] = (1 / (1 + np.exp(-logits))).tolist()
+    return scores
+
+
 def _fill(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
     if options["joint"]:
         jointly_filled = [model.fill_together(text, options["top"], ROUNDS) for text, _ in inputs]
@@ -230,6 +238,7 @@ def _sequences(inputs: Sequence[Any]) -> list[Any]:
 
 OPERATIONS: dict[str, Callable[[Model, Sequence[Any], Options], list[Any]]] = {
     EMBED: _embed,
+    RERANK: _rerank,
     "fill": _fill,
     "correct": _correct,
     "score": _score,
@@ -243,4 +252,6 @@ _HEADS = {"fill": "mlm", "correct": "mlm", "score": "mlm", "follows": "nsp"}
 def abilities(model: Model) -> frozenset[str]:
     """Return the operations that a model supports with its heads."""
     general = {name for name in OPERATIONS if name not in _HEADS or _HEADS[name] in model.heads}
+    if not model.is_cross_encoder:
+        general.discard(RERANK)
     return frozenset(general | {kind.operation for kind in labelled_kinds() if kind.head in model.heads})

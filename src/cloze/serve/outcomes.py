@@ -118,6 +118,9 @@ class Metrics:
         self.tokenization_seconds = Histogram(
             "cloze_tokenization_seconds", "Time for tokenizing requests.", buckets=_SECONDS, registry=registry
         )
+        self.search_seconds = Histogram(
+            "cloze_search_seconds", "Time for searching the index.", buckets=_SECONDS, registry=registry
+        )
         self.queue_seconds = Histogram(
             "cloze_queue_seconds",
             "Time that an input waited in the queue.",

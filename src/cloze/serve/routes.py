@@ -1,23 +1,27 @@
 """POST routes: one per operation of a model, and routes for clients of other services.
 
-``compat_router`` has OpenAI's ``/v1/embeddings`` and ``/v1/models``, and ``/encode`` of bert-as-service's HTTP server;
-the ZMQ protocol of its Python client is not supported.
+``compat_router`` has OpenAI's ``/v1/embeddings`` and ``/v1/models``, the rerank routes of Cohere and Jina, and
+``/encode`` of bert-as-service's HTTP server; the ZMQ protocol of its Python client is not supported.
 """
 
 import base64
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
+from cloze.predict.search.building import unit_length
+from cloze.predict.search.index import Index
 from cloze.serve import schemas
 from cloze.serve.models import ServedModel
+from cloze.serve.operations import RERANK, SEARCH
 from cloze.serve.outcomes import InvalidRequestError, TooLargeError
 from cloze.serve.service import Service, ServiceResult, add_post_route, json_response
 from cloze.tasks.answering.kind import ANSWER
 from cloze.tasks.choice.kind import CHOOSE
-from cloze.tasks.classification.kind import CLASSIFY
+from cloze.tasks.classification.kind import CLASSIFY, REGRESS
 from cloze.tasks.tagging.kind import TAG
 
 # Maximum of (protected words) x (characters). The search for the words takes time proportional to this product, in the
@@ -35,18 +39,58 @@ async def embed(service: Service, request: Request, form: schemas.EmbedForm) -> 
 
 
 async def rerank(service: Service, request: Request, form: schemas.RerankForm) -> Any:
-    """Return the texts ordered by cosine similarity to the query, the most similar first."""
-    if not form.texts:
-        raise InvalidRequestError("no text was given; send at least one", "no_text")
-    inputs = _pairs([form.query, *form.texts], None)
-    result = await service.predict(request, form.model, "embed", inputs, _parts(inputs))
-    vectors = np.stack(result.results).astype(np.float64)
-    # The maximum avoids a division by zero; a zero vector has similarity 0 to everything.
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    scores = vectors[1:] @ vectors[0]
+    """Return the texts ordered by relevance to the query, the most relevant first."""
+    result, scores = await _similarities(service, request, form.model, form.query, form.texts)
     order = np.argsort(-scores, kind="stable")[: form.top]
     results = [{"index": int(index), "score": float(scores[index]), "text": form.texts[index]} for index in order]
     return _response_body(result, results=results)
+
+
+async def _similarities(
+    service: Service, request: Request, model: str | None, query: str, texts: list[str]
+) -> tuple[ServiceResult, NDArray[np.float64]]:
+    """Return the scores of a cross-encoder, if there is one, or else cosine similarities to the query."""
+    if not texts:
+        raise InvalidRequestError("no text was given; send at least one", "no_text")
+    # A model for numbers may be a cross-encoder of another library, but only its name in the request tells.
+    crosses = (one for one in service.models.served.values() if RERANK in one.abilities)
+    chosen = (
+        one for one in crosses if model == one.name or (model is None and one.description["task"] != REGRESS.name)
+    )
+    if (served := next(chosen, None)) is not None:
+        pairs: list[tuple[str, Any]] = [(query, text) for text in texts]
+        result = await service.predict(request, served.name, RERANK, pairs, _parts(pairs))
+        return result, np.array(result.results)
+    inputs = _pairs([query, *texts], None)
+    result = await service.predict(request, model, "embed", inputs, _parts(inputs))
+    vectors = np.stack(result.results).astype(np.float64)
+    # The maximum avoids a division by zero; a zero vector has similarity 0 to everything.
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return result, vectors[1:] @ vectors[0]
+
+
+async def search(service: Service, request: Request, form: schemas.SearchForm) -> Any:
+    """Return the best documents of the index, each with its best passage."""
+    served = service.models.find(form.model, SEARCH)
+    index = service.models.index
+    assert index is not None, "a model that can search has an index"
+    inputs = [(index.model.embedding.prompt("query") + form.query, None)]
+    vectors, usage = None, {}
+    if form.mode == "bm25":
+        service.check_size([[form.query]])
+    else:
+        result = await service.predict(request, served.name, "embed", inputs, _parts(inputs))
+        vectors, usage = unit_length(np.stack(result.results)), _usage(result)
+    options = {"where": form.where, "mode": form.mode, "exact": form.exact}
+    client, cost = schemas.client_of(request.scope), CHARACTERS_PER_SEARCH + len(form.query)
+    (hits,) = await service.search_pool.run(client, cost, _search, index, form.query, vectors, form.top, options)
+    return {"model": served.name, "results": [vars(hit) for hit in hits], "usage": usage}
+
+
+def _search(index: Index, query: str, vectors: NDArray[np.float32] | None, top: int, options: dict[str, Any]) -> Any:
+    """Search the current version of the index; called in a thread."""
+    index.refresh()
+    return index.search_vectors([query], vectors, top, **options)
 
 
 async def fill(service: Service, request: Request, form: schemas.FillForm) -> Any:
@@ -162,13 +206,17 @@ def _parts(inputs: list[tuple[str, Any]]) -> list[list[str]]:
 
 def _response_body(result: ServiceResult, **results: Any) -> dict[str, Any]:
     """Return the results with the name of the model that computed them and the number of tokens used."""
-    usage = {"tokens": result.usage.tokens, "truncated": result.usage.truncated, "unknown": result.usage.unknown}
-    return {"model": result.served.name, **results, "usage": usage}
+    return {"model": result.served.name, **results, "usage": _usage(result)}
+
+
+def _usage(result: ServiceResult) -> dict[str, int]:
+    return {"tokens": result.usage.tokens, "truncated": result.usage.truncated, "unknown": result.usage.unknown}
 
 
 router = APIRouter()
 add_post_route(router, "/embed", schemas.EmbedForm, embed, "models")
 add_post_route(router, "/rerank", schemas.RerankForm, rerank, "models")
+add_post_route(router, "/search", schemas.SearchForm, search, "models")
 add_post_route(router, "/fill", schemas.FillForm, fill, "models")
 add_post_route(router, "/classify", schemas.ClassifyForm, classify, "models")
 add_post_route(router, "/tag", schemas.TagForm, tag, "models")
@@ -180,6 +228,8 @@ add_post_route(router, "/follows", schemas.FollowsForm, follows, "models")
 add_post_route(router, "/tokenize", schemas.TokenizeForm, tokenize, "models")
 
 
+# Number of characters that a search counts as in the limit on waiting work.
+CHARACTERS_PER_SEARCH = 20_000
 # Number of characters that an id counts as in the limit on pending tokenization.
 CHARACTERS_PER_ID = 4
 TRUNCATED = "x-cloze-truncated"
@@ -264,6 +314,26 @@ def _decoded(served: ServedModel, ids: list[int]) -> str:
     return text
 
 
+async def compat_rerank(service: Service, request: Request, form: schemas.CompatRerankForm) -> Any:
+    """Rank documents, in the format of the rerank routes of Cohere and Jina."""
+    texts = [document if isinstance(document, str) else document.text for document in form.documents]
+    result, scores = await _similarities(service, request, form.model, form.query, texts)
+    results: list[dict[str, Any]] = []
+    for place in np.argsort(-scores, kind="stable")[: form.top_n]:
+        found: dict[str, Any] = {"index": int(place), "relevance_score": float(scores[place])}
+        results.append(found if form.return_documents is False else found | {"document": {"text": texts[place]}})
+    tokens, truncated = result.usage.tokens, result.usage.truncated
+    body = {
+        "id": uuid4().hex,
+        "object": "list",
+        "model": result.served.name,
+        "results": results,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "meta": {"billed_units": {"search_units": 0}, "tokens": {"input_tokens": tokens}},
+    }
+    return _with_truncation_header(body, truncated)
+
+
 async def encode(service: Service, request: Request, form: schemas.EncodeForm) -> Any:
     """Return embeddings in the format of bert-as-service's ``/encode``."""
     if form.texts and form.is_tokenized == isinstance(form.texts[0], str):
@@ -303,4 +373,6 @@ async def one_model(request: Request, name: str) -> Response:
 
 
 add_post_route(compat_router, "/v1/embeddings", schemas.OpenAIForm, embeddings, "openai")
+add_post_route(compat_router, "/v1/rerank", schemas.CompatRerankForm, compat_rerank, "rerank")
+add_post_route(compat_router, "/v2/rerank", schemas.CompatRerankForm, compat_rerank, "rerank")
 add_post_route(compat_router, "/encode", schemas.EncodeForm, encode, "bert-as-service")

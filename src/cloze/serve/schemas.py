@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.types import Scope
 
 from cloze.errors import did_you_mean
-from cloze.options import LongTexts
+from cloze.options import LongTexts, SearchMode
 from cloze.serve.outcomes import DeadlineError, InvalidRequestError, OverloadedError, TooLargeError
 from cloze.serve.queue import FairShare
 from cloze.serve.settings import Limits
@@ -65,6 +65,20 @@ class RerankForm(Form):
     query: str
     texts: Strings
     top: Annotated[int | None, Field(ge=1)] = None
+
+
+class SearchForm(Form):
+    """Search the index of the service for the documents that match a query best."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"query": "a ship at sea", "top": 3}]})
+
+    query: str
+    top: Top = 10
+    where: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20, fail_fast=True)] = Field(
+        default=[], description="Conditions on fields of the documents, such as year>=2020; all must hold."
+    )
+    mode: SearchMode = Field(default="hybrid", description="By meaning (vectors), by words (bm25), or both.")
+    exact: bool = Field(default=False, description="Compare with every vector.")
 
 
 class FillForm(Form):
@@ -188,6 +202,30 @@ class EncodeForm(BaseModel):
     id: int | Annotated[str, Field(max_length=1000)] | None = Field(default=None, description="Returned unchanged.")
     texts: Strings | Annotated[list[Strings], Field(fail_fast=True)]
     is_tokenized: bool = False
+    model: Name
+
+
+class DocumentForm(BaseModel):
+    """A document of a request for reranking."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    text: str
+
+
+class CompatRerankForm(BaseModel):
+    """Rank documents by relevance to a query, with the request format of Cohere and Jina."""
+
+    model_config = ConfigDict(
+        extra="ignore",
+        strict=True,
+        json_schema_extra={"examples": [{"query": "a ship at sea", "documents": ["a boat", "the stock market"]}]},
+    )
+
+    query: str
+    documents: Strings | Annotated[list[DocumentForm], Field(fail_fast=True)]
+    top_n: Annotated[int | None, Field(ge=1)] = None
+    return_documents: bool | None = Field(default=None, description="Whether results contain the documents; true.")
     model: Name
 
 

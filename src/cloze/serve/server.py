@@ -184,6 +184,7 @@ def make_app(service: Service) -> AccessMiddleware:
         yield
         service.ended = service.models.drain(DRAIN_SECONDS)
         service.tokenizer_pool.close()
+        service.search_pool.close()
 
     app = FastAPI(
         title="cloze",

@@ -73,7 +73,8 @@ class Service:
 
     def __init__(self, settings: ServiceSettings, models: ModelRegistry, metrics: Metrics) -> None:
         self.settings, self.models, self.metrics = settings, models, metrics
-        self.bodies, self.tokenizer_pool = Bodies(settings.limits), TokenizerPool(metrics)
+        self.bodies, self.tokenizer_pool = Bodies(settings.limits), TokenizerPool(metrics.tokenization_seconds)
+        self.search_pool = TokenizerPool(metrics.search_seconds, name="search", inline=0)
         self.draining = False
         self.ended = True  # after shutdown: whether all model threads have ended
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, DataError
+from cloze.files import OUR_JSON_LIMIT, read_json
 from cloze.models import SHIPPED_MODEL, shipped_folder
 
 SHORTEST_KEY = 16
@@ -62,6 +63,7 @@ class ServiceSettings:
     insecure: bool = False
     trusted: tuple[str, ...] = ()
     limits: Limits = Limits()
+    index: str | None = None  # the folder of an index that /search uses
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -91,6 +93,16 @@ def is_local(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def index_model(index: Path) -> str:
+    """Return the name or folder of the model that an index was built with, without reading the index."""
+    if not (index / "index.json").is_file():
+        raise ConfigError(f"--index {index}: no index there; build one with cloze index FILES --out {index}")
+    model = read_json(index / "index.json", DataError, OUR_JSON_LIMIT).get("model")
+    if not isinstance(model, dict) or not isinstance(model.get("source"), str):
+        raise ConfigError(f"--index {index}: its index.json names no model; build the index again")
+    return str(model["source"])
 
 
 def default_models() -> list[str]:

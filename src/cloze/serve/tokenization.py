@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client import Histogram
+
 from cloze.options import LongTexts
 from cloze.predict.fill_mask import count_blanks, most_passes
 from cloze.predict.preprocessing import (
@@ -24,7 +26,7 @@ from cloze.predict.preprocessing import (
     read_texts,
     require_pairs,
 )
-from cloze.serve.outcomes import Metrics, OverloadedError
+from cloze.serve.outcomes import OverloadedError
 from cloze.serve.queue import FairShare
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import labelled_kinds
@@ -65,15 +67,15 @@ class TokenizedInputs:
 
 
 class TokenizerPool:
-    """Two threads that tokenize, and a limit on the characters waiting for them, shared fairly among clients."""
+    """Two threads that tokenize or search, and a limit on the characters waiting for them, shared fairly by clients."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+    def __init__(self, seconds: Histogram, *, name: str = "tokenizer", inline: int = INLINE_CHARACTERS) -> None:
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix=name)
         self._pending = FairShare(PENDING_CHARACTERS)
-        self._seconds = metrics.tokenization_seconds
+        self._seconds, self._inline = seconds, inline
 
     async def run(self, client: str, characters: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function that tokenizes, in a thread unless its input is short.
+        """Call a function, in a thread unless its input is short.
 
         Args:
             client: The client of the request.
@@ -85,10 +87,10 @@ class TokenizerPool:
             OverloadedError: Too many characters are waiting for the threads.
         """
         start = time.monotonic()
-        if characters <= INLINE_CHARACTERS:
+        if characters <= self._inline:
             result = function(*arguments)
         elif not self._pending.has_room(client, characters):
-            raise OverloadedError("too many texts wait for tokenization; try again in 1 s", retry_after=1)
+            raise OverloadedError("too many texts wait for tokenization or search; try again in 1 s", retry_after=1)
         else:
             self._pending.add(client, characters)
             try:
@@ -131,6 +133,8 @@ def tokenize(
     if kind is not None and kind.inputs == "words":
         lengths = _count_tagged(served, inputs, worded=options["worded"])
         return TokenizedInputs(inputs, Usage(lengths, 0, _count_unknown(served, parts)))
+    if operation == "rerank":
+        return _tokenize_texts(served, inputs, served.long_texts)
     if operation == "embed":
         return _tokenize_texts(served, inputs, options.get("long_texts", "cut"))
     if operation == "fill":

@@ -23,7 +23,7 @@ async function start() {
 
 const able = (route) => models.filter((model) => model.does.includes(route.needs));
 // The hash is compared without decoding: no path needs escapes, and decoding a malformed hash such as "#%" would throw.
-const current = () => ROUTES.find((route) => `#${route.path}` === location.hash) ?? ROUTES.find((route) => able(route).length) ?? ROUTES[0];
+const current = () => ROUTES.find((route) => `#${route.path}` === location.hash) ?? ROUTES.find((route) => route.path === "/search" && able(route).length) ?? ROUTES.find((route) => able(route).length) ?? ROUTES[0];
 
 function tab(route) {
   const button = element("button", { type: "button", role: "tab", "data-path": route.path, "aria-controls": "panel" }, route.title);

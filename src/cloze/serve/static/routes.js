@@ -22,6 +22,11 @@ export const ROUTES = [
     fields: [text("query", "Query", "a ship at sea"), lines("texts", "Texts", "the price of bread\na boat on the water\nsailors far from land")],
   },
   {
+    path: "/search", title: "Search", needs: "search", view: views.found,
+    summary: "Search the index of this service by meaning and by words.",
+    fields: [text("query", "Query", "a ship at sea"), { ...lines("where", "Conditions", ""), hint: "such as year>=2020, one per line" }, top(10)],
+  },
+  {
     path: "/classify", title: "Classify", needs: "classify", view: views.labelled,
     summary: "Label each text, with a model fine-tuned for classification.",
     fields: [lines("texts", "Texts", "It was the best of times.")],

@@ -38,6 +38,28 @@ export function ranked(answer) {
   return table(["text", "", "cosine"], answer.results.map((one) => [one.text, share(Math.max(0, one.score)), one.score]));
 }
 
+export function found(answer) {
+  if (!answer.results.length) return element("p", { class: "quiet" }, "No document matches.");
+  const hits = answer.results.map((one) => {
+    const fields = Object.entries(one.fields).map(([name, value]) => `${name}: ${value}`);
+    const facts = [one.score.toFixed(4), ...fields].join(" · ");
+    return element("li", {}, element("h3", {}, one.id), element("small", { class: "quiet" }, facts), highlighted(one));
+  });
+  return element("ol", { class: "hits" }, ...hits);
+}
+
+/** Show a passage with the words of the query marked. */
+function highlighted({ passage, highlights }) {
+  const line = element("p", {});
+  let end = 0;
+  for (const [start, stop] of highlights) {
+    line.append(characters(passage, end, start), element("mark", {}, characters(passage, start, stop)));
+    end = stop;
+  }
+  line.append(characters(passage, end));
+  return line;
+}
+
 export function scored(answer, asked) {
   const rows = answer.results.map((one, index) => [asked.texts[index], one.perplexity ?? "", one.log_probability]);
   return table(["text", "perplexity", "log-probability"], rows);

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cloze.cli.inputs import ResumableJob, UnchangedFile, file_identity
 from cloze.errors import ClozeError, DataError
 from cloze.locks import is_ours
 from cloze.progress import Interrupted, Silent
+from cloze.resumable import ResumableJob, UnchangedFile, file_identity
 
 PARTS = [["a", "b"], ["c", "d"], ["e"]]
 

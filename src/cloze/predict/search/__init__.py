@@ -1,0 +1,1 @@
+"""Semantic search: documents -> passages -> vectors and postings on disk -> ranked passages."""
