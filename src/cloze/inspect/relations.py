@@ -192,7 +192,10 @@ def _masked_states(model: Model, encoding: Encoding, masked: Tensor, *, for_word
     ids[torch.arange(masked.shape[1]), masked] = model.tokenizer.mask_id
     segments = torch.tensor(encoding.segments).expand_as(ids)
     ids, segments = ids.to(model.device), segments.to(model.device)
-    return model.bert.word_states(ids, segments) if for_words else model.bert.encode(ids, segments).last
+    if not for_words:
+        return model.bert.encode(ids, segments).last
+    blanks = ids.flatten().eq(model.tokenizer.mask_id).nonzero().flatten()
+    return model.bert.word_states(ids, segments, None, blanks)
 
 
 def _batch_slices(count: int, length: int) -> Iterator[slice]:

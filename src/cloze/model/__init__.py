@@ -11,6 +11,7 @@ from cloze.model.deberta import Deberta, DebertaV2
 from cloze.model.encoder import Encoder
 from cloze.model.gpt import Gpt
 from cloze.model.heads import HEAD_NAMES, HeadName
+from cloze.model.xlnet import XLNet
 
 __all__ = [
     "HEAD_NAMES",
@@ -25,6 +26,7 @@ __all__ = [
     "EncoderOutput",
     "Gpt",
     "HeadName",
+    "XLNet",
     "first_positions",
     "preset",
     "register_backbone",

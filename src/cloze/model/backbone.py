@@ -128,6 +128,11 @@ class Backbone(nn.Module):
         return False
 
     @property
+    def hides_words(self) -> bool:
+        """Whether ``word_states`` predict a word without reading it, so that the model cannot correct words."""
+        return False
+
+    @property
     def fused_kernels(self) -> bool:
         """Whether the fused layers and the bf16 and int8 products compute exactly what this model does."""
         return self.capabilities.fused_kernels

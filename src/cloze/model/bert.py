@@ -19,9 +19,9 @@ from cloze.model.encoder import DistanceTerms, Encoder, SelfAttention, masked_so
 class DistanceAttention(SelfAttention):
     """BERT's self-attention with a learned vector for each distance, (2 P - 1, D) for P positions, in every layer.
 
-    An ablation, the attention of ``position_kind`` ``relative_key`` and ``relative_key_query``, as in ``transformers``
-    up to version 4: it shows what relative positions alone contribute, so that DeBERTa and XLNet do not get the credit for
-    it (Shaw et al., 2018; Huang et al., 2020). Unlike there, the model has no unused table of absolute positions.
+    An ablation: the attention of ``position_kind`` ``relative_key`` and ``relative_key_query``, as in ``transformers``
+    up to version 4, shows what relative positions alone contribute, so that DeBERTa and XLNet do not get the credit
+    for it (Shaw et al., 2018; Huang et al., 2020). Unlike there, the model has no unused table of absolute positions.
 
     With ``relative_key`` the score of query i and key j is (q_i k_j + q_i d_ij) / sqrt(D), and ``relative_key_query``
     adds k_j d_ij, where d_ij is the vector for the distance i - j.

@@ -128,6 +128,9 @@ def initialise(module: nn.Module, deviation: float, generator: torch.Generator) 
             nn.init.zeros_(part.bias)
         if isinstance(part, nn.Embedding) and part.padding_idx is not None:
             nn.init.zeros_(part.weight[part.padding_idx])
+        start = getattr(part, "initialise", None)  # of a part with parameters of its own
+        if callable(start):
+            start(deviation, generator)
         if isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)
             nn.init.zeros_(part.bias)

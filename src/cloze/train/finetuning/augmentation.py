@@ -170,7 +170,8 @@ class ContextualAugmenter:
     def _propose(self, batch: Batch) -> list[list[Proposals]]:
         """Return the most likely pieces at each masked word: one more than needed, since the word itself may be one."""
         bert, mask_id = self._model.bert, self._model.tokenizer.mask_id
-        last = bert.word_states(batch.ids, batch.segments, batch.mask)
+        blanks = batch.ids.flatten().eq(mask_id).nonzero().flatten()
+        last = bert.word_states(batch.ids, batch.segments, batch.mask, blanks)
         proposals = []
         for ids, states in zip(batch.ids, last, strict=True):
             logits = bert.heads["mlm"](states[ids == mask_id])[:, : len(self._is_word)]
