@@ -32,7 +32,13 @@ HeadPooling = Literal["cls", "mean", "separate"]
 BackboneName = Literal["bert", "gpt", "deberta", "xlnet", "electra"]
 # What a backbone predicts in pre-training: masked tokens, or the next token at every position.
 Prediction = Literal["masked", "next"]
-PREDICTS: dict[BackboneName, Prediction] = {"bert": "masked", "gpt": "next", "deberta": "masked", "xlnet": "masked", "electra": "masked"}
+PREDICTS: dict[BackboneName, Prediction] = {
+    "bert": "masked",
+    "gpt": "next",
+    "deberta": "masked",
+    "xlnet": "masked",
+    "electra": "masked",
+}
 # Positions of BERT: a learned table, fixed sines and cosines (model/building_blocks.py), or in every layer a vector for
 # each distance that queries read, or queries and keys (model/bert.py).
 PositionKind = Literal["learned", "sinusoidal", "relative_key", "relative_key_query"]

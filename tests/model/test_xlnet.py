@@ -121,7 +121,9 @@ def test_loss_and_gradients(case: Case) -> None:
     assert_gradients(case.ours, case.theirs)
 
 
-CONFIG = XLNetConfig(vocab_size=60, hidden_size=16, layers=2, heads=2, feedforward_size=24, dropout=0.0, attention_dropout=0.0)
+CONFIG = XLNetConfig(
+    vocab_size=60, hidden_size=16, layers=2, heads=2, feedforward_size=24, dropout=0.0, attention_dropout=0.0
+)
 
 
 @torch.no_grad()
@@ -136,12 +138,17 @@ def test_transformers_loads_ours(tmp_path: Path) -> None:
     for name, head in tasks.items():
         model = random_model(XLNet, CONFIG, [head])
         folder = save_ours(model, tmp_path / head)
-        theirs = getattr(ORACLE, f"XLNetFor{name}").from_pretrained(folder, num_labels=2 if head == "span" else 3).eval()
+        theirs = (
+            getattr(ORACLE, f"XLNetFor{name}").from_pretrained(folder, num_labels=2 if head == "span" else 3).eval()
+        )
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         assert values["architectures"] == [type(theirs).__name__]
         last, output = model(inputs.ids, inputs.segments, inputs.mask).last, theirs(inputs.ids, **arguments)
         if head == "span":
-            found, expected = torch.stack(model.heads[head](last)), torch.stack([output.start_logits, output.end_logits])
+            found, expected = (
+                torch.stack(model.heads[head](last)),
+                torch.stack([output.start_logits, output.end_logits]),
+            )
             assert_close(found[:, inputs.mask], expected[:, inputs.mask])
         elif head == "token":
             assert_close(model.heads[head](last)[inputs.mask], output.logits[inputs.mask])
@@ -205,7 +212,9 @@ def test_blanks_are_filled_from_both_sides(tmp_path: Path) -> None:
     assert len(score.log_probabilities) == 3
     with pytest.raises(ConfigError, match="predicts words without reading them"):
         model.bert.word_states(torch.tensor([[2, 5, 3]]), torch.zeros(1, 3, dtype=torch.long))
-    with pytest.raises(ConfigError, match="correction reads the words, but a model of type 'xlnet' predicts them unseen"):
+    with pytest.raises(
+        ConfigError, match="correction reads the words, but a model of type 'xlnet' predicts them unseen"
+    ):
         model.correct(["the cat sat"])
     with pytest.raises(ConfigError, match="precision int8 is not implemented for models of type 'xlnet'"):
         load(tmp_path, precision="int8")

@@ -64,7 +64,7 @@ class PretrainingBatch:
     @property
     def counts(self) -> dict[str, int]:
         """Number of terms in the mean of each loss."""
-        return {"masked_tokens": len(self.targets), "pairs": len(self.labels)}
+        return {"masked_tokens": len(self.targets), "pairs": len(self.labels), "tokens": self.token_count}
 
 
 @dataclass(frozen=True)

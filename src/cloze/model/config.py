@@ -109,6 +109,11 @@ class BertConfig:
         return ("relative_key", "relative_key_query").index(self.position_kind) + 1 if self.has_distances else 0
 
     @property
+    def two_streams(self) -> bool:
+        """Whether pre-training has a second stream of states at the predicted words (XLNet)."""
+        return False
+
+    @property
     def pooler_activation(self) -> str:
         """Activation of the pooler: tanh, or gelu in some other architectures."""
         return "tanh"
@@ -179,6 +184,23 @@ def preset(
         initial_deviation=max(_PAPER_DEVIATION, _PAPER_DEVIATION * (_PAPER_WIDTH / hidden_size) ** 0.5),
     )
     return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def generator_config(config: BertConfig, size: float) -> BertConfig:
+    """Return the configuration of ELECTRA's generator: fewer heads of the same width, and the same embeddings.
+
+    Args:
+        config: The discriminator.
+        size: Width of the generator, as a fraction of that of the discriminator.
+    """
+    heads = max(1, round(config.heads * size))
+    return replace(
+        config,
+        hidden_size=heads * config.head_size,
+        heads=heads,
+        feedforward_size=max(1, config.feedforward_size * heads // config.heads),
+        embedding_size=config.table_width,
+    )
 
 
 PRESETS = tuple(_SIZES)

@@ -145,6 +145,10 @@ def count_flops(
     after_attention = 2 * (hidden * hidden + 2 * hidden * config.feedforward_size)
     full_layers = config.layers - 1 + _last_layer_share(heads, length, chosen)
     layers = config.layers * attention + full_layers * after_attention
+    if config.two_streams and "mlm" in heads:
+        # The last layer of the content stream has only keys and values; the query stream has no keys and values.
+        layers = (config.layers - 1) * (attention + after_attention) + 4 * hidden * hidden
+        layers += chosen * config.layers * (attention + after_attention - 4 * hidden * hidden)
     rest = 2.0 * width * hidden if config.embedding_size is not None else 0.0
     if {"mlm", "lm"} & set(heads):
         rest += chosen * 2 * (hidden * width + width * config.vocab_size)
@@ -158,7 +162,7 @@ def count_flops(
 
 def _last_layer_share(heads: Collection[HeadName], length: int, chosen: float) -> float:
     """Return the fraction of the last layer's states that the heads read."""
-    if not heads or any(name in ("sbo", "token", "span") for name in heads):
+    if not heads or any(name in ("sbo", "rtd", "token", "span") for name in heads):
         return 1.0
     firsts = 1 / length if any(name in POOLED_HEADS for name in heads) else 0.0
     return min(1.0, firsts + (chosen if {"mlm", "lm"} & set(heads) else 0.0))

@@ -67,15 +67,19 @@ class Embeddings(nn.Module):
 
         ``positions`` (T,) default to 0, 1, 2, ...; a packed row passes its own, which restart at each sequence.
         """
+        narrow = self.narrow(ids, segments, positions)
+        # Under bfloat16 autocast the projection returns bfloat16; the residual stream stays float32.
+        return narrow if self.to_hidden is None else self.to_hidden(narrow).to(narrow.dtype)
+
+    def narrow(self, ids: Tensor, segments: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Embed a batch without the projection: (B, T), (B, T) -> (B, T, E)."""
         embedded = self.token(ids) + self.segment(segments)  # (B, T, E)
         if self.position is not None:
             # (T, E), broadcast over B. An embedding lookup, not an index: the gradient of an index is summed by threads
             # in no fixed order, which would make training irreproducible.
             rows = self.position.weight[: ids.shape[1]] if positions is None else self.position(positions)
             embedded = embedded + rows
-        narrow: Tensor = self.dropout(self.norm(embedded))  # (B, T, E)
-        # Under bfloat16 autocast the projection returns bfloat16; the residual stream stays float32.
-        return narrow if self.to_hidden is None else self.to_hidden(narrow).to(narrow.dtype)
+        return self.dropout(self.norm(embedded))  # type: ignore[no-any-return]
 
 
 class SelfAttention(nn.Module):

@@ -64,6 +64,10 @@ class MaskedWordHead(Head):
         self.norm = nn.LayerNorm(config.table_width, eps=config.norm_epsilon)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         # The tuple prevents PyTorch from registering the parameter a second time: it belongs to the backbone.
+        self.tie(embedding)
+
+    def tie(self, embedding: nn.Embedding) -> None:
+        """Use an embedding table as output matrix."""
         self._tied = (embedding,)
 
     def forward(self, states: Tensor) -> Tensor:

@@ -22,22 +22,21 @@ divided by sqrt(D), each with a learned bias that replaces the position of the q
     (q_i + u) k_j      content           (q_i + v) r_ij   distance i - j: a projection of sines and cosines
     (q_i + w) s_ij     segment: one vector if i and j are in the same segment, and one if they are not
 
-Tasks use the content stream, in which every token sees all others. The layers are like BERT's, with LayerNorm after the
-residual sum, but there is none after the embeddings.
+Tasks use the content stream, in which every token sees all others. There is no LayerNorm after the embeddings.
 
 Deviations from the paper: no recurrence over the previous part of a long text (Transformer-XL's memory, section 2.4);
 ``[CLS]`` is the first token, not the last, as everywhere in cloze; special tokens are always context; and the words to
 predict are selected like BERT's masked tokens (a sixth of the tokens in the recipe; K = 6 in the paper), by default
 single tokens instead of spans. As in the authors' code, context tokens see all other context tokens.
-
-In prediction, ``[MASK]`` is read by nobody: the query stream predicts the word at its place from all other words.
+ In
+prediction, no token sees a ``[MASK]``: the query stream predicts the word at its place from all other words.
 
 Dimensions: B sequences, T tokens, H hidden size, A heads, D head size, M requested positions, P requested positions per
 sequence, V vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -76,10 +75,8 @@ class XLNetConfig(BertConfig):
         if type(self.clamp_len) is not int:
             raise ConfigError(f"clamp_len is {self.clamp_len!r}; expected a whole number, or -1 for no limit")
 
-    @property
-    def distance_products(self) -> int:
-        """Number of terms of the attention scores that depend on distances."""
-        return 1
+    distance_products: ClassVar[int] = 1
+    two_streams: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -158,10 +155,6 @@ class RelativeAttention(nn.Module):
         context = self.dropout(weights) @ value  # (B, A, T or P, D)
         return context.transpose(1, 2).flatten(2), weights
 
-    def combine(self, contexts: Tensor) -> Tensor:
-        """Combine the heads: (..., A D) -> (..., H)."""
-        return functional.linear(contexts, self.output.flatten(1))
-
 
 class XLNetLayer(nn.Module):
     """Attention and a feed-forward network, with the same weights for both streams."""
@@ -186,19 +179,19 @@ class XLNetLayer(nn.Module):
         weights of the former.
         """
         attention = self.attention
-        keys = attention.distance_keys(context.distances)
+        keys, output = attention.distance_keys(context.distances), attention.output.flatten(1)  # output: (H, A D)
         *query, key, value = attention.project(content, int(skips_content), 3)
         if queries is not None and context.slots is not None:
             (asking,) = attention.project(context.slots.spread(queries), 0, 1)
             bias, others = context.query_bias, context.query_others
             read, _ = attention.attend(asking, (key, value), keys, bias, others, context.slots)
-            queries = self.after_attention(queries, attention.combine(context.slots.collect(read)))
+            queries = self.after_attention(queries, functional.linear(context.slots.collect(read), output))
         if not query:
             return content, queries, None
         read, weights = attention.attend(query[0], (key, value), keys, context.content_bias, context.others)
         if needed is not None:
             content, read = gather_states(content, needed), gather_states(read, needed)
-        return self.after_attention(content, attention.combine(read)), queries, weights
+        return self.after_attention(content, functional.linear(read, output)), queries, weights
 
     def after_attention(self, states: Tensor, attended: Tensor) -> Tensor:
         """Apply everything after attention: input and attended states (..., H) -> (..., H)."""
@@ -248,18 +241,11 @@ class XLNetEncoder(nn.Module):
         return EncoderOutput(last, (*states, last) if keep_states else (), tuple(attentions))
 
     def predict(self, ids: Tensor, segments: Tensor, hidden: Tensor, needed: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Run both streams.
+        """Return the states of both streams before each layer and after the last: (B, T, H) and (M, H) each.
 
-        Args:
-            ids: Token ids, with the words to predict, (B, T).
-            segments: Segments, (B, T).
-            hidden: True where the row's token must not see the column's when it is predicted, (B, T, T), padding
-                included. As content, a token also sees itself.
-            needed: Flat positions to predict, (M,).
-
-        Returns:
-            The states of both streams before each layer and after the last, (B, T, H) and (M, H); after the last layer
-            the content stream is not computed.
+        ``ids`` have the words to predict, at the flat positions ``needed``, (M,). ``hidden``, (B, T, T), is true where
+        the row's token must not see the column's when it is predicted, padding included; as content, a token also sees
+        itself. After the last layer, the content stream is not computed.
         """
         batch, length = ids.shape
         slots = Slots.of(needed, batch, length)
@@ -367,17 +353,10 @@ class XLNet(Backbone):
     def permuted_states(
         self, ids: Tensor, segments: Tensor, mask: Tensor | None, needed: Tensor, ranks: Tensor
     ) -> Tensor:
-        """Return the query stream for a random order of the words.
+        """Return the query stream for a random order of the words: (B, T, H), 0 at positions that are not needed.
 
-        Args:
-            ids: Token ids, with the words to predict, (B, T).
-            segments: Segments, (B, T).
-            mask: True at real tokens, (B, T).
-            needed: Flat positions to predict, (M,).
-            ranks: 0 for context, otherwise the place in the order, (B, T). A word sees lower ranks than its own.
-
-        Returns:
-            The states, (B, T, H), 0 at all other positions.
+        ``ids`` have the words to predict. ``ranks``, (B, T), are 0 for context, otherwise the place in the order; a
+        word sees only lower ranks than its own.
         """
         hidden = (ranks[:, None] >= ranks[:, :, None]) & (ranks[:, None] > 0)  # (B, T, T)
         if mask is not None:

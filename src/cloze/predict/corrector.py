@@ -252,7 +252,9 @@ class Corrector:
         """
         if model.bert.hides_words:
             kind = model.bert.model_type
-            raise ConfigError(f"correction reads the words, but a model of type {kind!r} predicts them unseen; use a BERT")
+            raise ConfigError(
+                f"correction reads the words, but a model of type {kind!r} predicts them unseen; use a BERT"
+            )
         self._model, self._settings = model, (settings or CorrectionSettings()).completed(model.correcting)
         path, self._protected_words = self._settings.similar, set(protected)
         table = dict(similar or {}) | (read_confusions(path) if path is not None else {})

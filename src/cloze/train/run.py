@@ -55,7 +55,7 @@ _THREADS = "threads"
 _NOT_COMPARED = frozenset({"baseline", _THREADS})
 _WIDTH, _HEIGHT, _MARGIN = 320, 160, 30  # size of a curve in a notebook, in pixels
 # The components of a pre-training loss.
-LOSS_COMPONENTS = ("mlm_loss", "lm_loss", "nsp_loss", "sop_loss", "relation_loss", "sbo_loss")
+LOSS_COMPONENTS = ("mlm_loss", "lm_loss", "plm_loss", "rtd_loss", "nsp_loss", "sop_loss", "relation_loss", "sbo_loss")
 # Prefix, label and line style of held-out losses; those of long sequences form a separate curve.
 _HELD_OUT = (("held_out", "held out", "o-"), ("held_out_long", "held out, long", "s--"))
 

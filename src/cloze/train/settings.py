@@ -30,7 +30,9 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 # Settings that may differ when a run is resumed: they affect speed, memory and reports, but not the trained weights.
 MAY_CHANGE = frozenset({"parallel", "checkpointing", "save_every", "tensorboard"})
 # Settings that earlier versions did not have: a run records them only if they are not the default.
-RECORDED_IF_SET = frozenset({"backbone", "layers", "hidden_size", "heads", "segments", "position_kind"})
+RECORDED_IF_SET = frozenset(
+    {"backbone", "layers", "hidden_size", "heads", "segments", "position_kind", "generator", "generator_size"}
+)
 
 
 def check_precision(name: str) -> None:
@@ -103,8 +105,8 @@ class PretrainSettings:
     """
 
     backbone: BackboneName = "bert"
-    """Architecture: bert, gpt (left to right), or deberta (disentangled attention); the recipe of the same name has its
-    settings."""
+    """Architecture: bert, gpt (left to right), deberta (disentangled attention), xlnet (words in random order) or
+    electra (a bert trained to detect replaced tokens); the recipe of the same name has its settings."""
     preset: str = "mini"
     """Size of a new model: tiny, mini, small, medium, base or large."""
     layers: int | None = None
@@ -171,6 +173,10 @@ class PretrainSettings:
     """For correction masking: a file of similar words; by default they are learned from the corpus."""
     boundary: bool = False
     """With span masking: also predict each token of a span from the two tokens next to the span, as SpanBERT does."""
+    generator_size: float = 0.25
+    """For electra: hidden size of the generator, as a fraction of the model's."""
+    generator: Path | None = None
+    """For electra: folder of a trained masked model that becomes the generator, instead of a new one."""
     shared_layers: bool = False
     """For a new model: share the parameters of all layers, as in ALBERT."""
     embedding_size: int | None = None
@@ -217,11 +223,18 @@ class PretrainSettings:
         self.masks()
 
     def _check_backbone(self) -> None:
+        for name in ("generator", "generator_size"):
+            if self._is_set(name) and self.backbone != "electra":
+                raise ConfigError(f"{name} is {getattr(self, name)}, but only the backbone electra has a generator")
+        if not 0 < self.generator_size <= 1:
+            raise ConfigError(f"generator_size is {self.generator_size}; expected a fraction above 0 and at most 1")
         if self.backbone == "bert":
             return
         only_bert = ["objective", "mixture", "static", "boundary", "shared_layers", "embedding_size"]
-        if self.backbone != "gpt":
+        if self.backbone in ("deberta", "xlnet"):
             only_bert.append("position_kind")
+        if self.backbone == "xlnet":
+            only_bert.append("mask_mix")  # selected words are hidden from all others
         masking = ("masking", "mask_rate", "mask_mix", "ngrams")
         for name in (*only_bert, *(masking if self.predicts != "masked" else ())):
             if self._is_set(name) and (name, getattr(self, name)) != ("objective", "none"):

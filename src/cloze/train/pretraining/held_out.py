@@ -74,8 +74,8 @@ class HeldOut:
             pause()
             for name, value in objective(part, self.totals).metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-        values = self.group.all_reduce(list(sums.values()))
-        metrics = {f"{self.name}_{name}": value for name, value in zip(sums, values, strict=True)}
+        values = objective.summarize(dict(zip(sums, self.group.all_reduce(list(sums.values())), strict=True)))
+        metrics = {f"{self.name}_{name}": value for name, value in values.items()}
         if self.pairs_only:
             return {name: value for name, value in metrics.items() if "mlm" not in name} | self.constants
         main = f"{self.name}_{objective.main_loss}"

@@ -30,7 +30,8 @@ from cloze.files import OUR_JSON_LIMIT, read_json, replaced_file
 from cloze.hardware import format_bytes, require_memory
 from cloze.model import Backbone, Bert, BertConfig, HeadName
 from cloze.model.backbone import find_backbone
-from cloze.model.cost import Estimate
+from cloze.model.config import generator_config
+from cloze.model.cost import Estimate, count_flops
 from cloze.text import Tokenizer
 from cloze.train.distributed import ProcessGroup
 from cloze.train.optimization import Schedule
@@ -207,10 +208,12 @@ def flops_per_token(bert: Backbone, settings: PretrainSettings) -> float:
     """Return the operations per token of a training step, averaged over the phases."""
     phases = settings.length_phases()
     tokens = [phase.share * phase.tokens for phase in phases]
-    costs = [
-        bert.training_flops(phase.max_length, chosen=settings.predicted_share, checkpointing=settings.checkpointing)
-        for phase in phases
-    ]
+    how = {"chosen": settings.predicted_share, "checkpointing": settings.checkpointing}
+    costs = [bert.training_flops(phase.max_length, **how) for phase in phases]
+    if settings.backbone == "electra":  # a loaded generator is taken to have the same size
+        generator = generator_config(bert.config, settings.generator_size)
+        added = [count_flops(generator, ("mlm",), phase.max_length, **how) for phase in phases]
+        costs = [cost + more for cost, more in zip(costs, added, strict=True)]
     return sum(share * cost for share, cost in zip(tokens, costs, strict=True)) / sum(tokens)
 
 

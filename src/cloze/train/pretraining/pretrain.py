@@ -14,6 +14,7 @@ from typing import Any
 
 from cloze import __version__
 from cloze.checkpoint import EmbeddingSettings, ModelFolder, base_files, find_model, find_source, load_folder
+from cloze.checkpoint.folder import save_folder
 from cloze.checkpoint.pooling_files import read_embedding
 from cloze.corpus.shards import read_manifest, verify_corpus
 from cloze.errors import ConfigError, DataError, format_option
@@ -27,8 +28,9 @@ from cloze.train.distributed import ProcessGroup, full_state_dict
 from cloze.train.loop import TensorBoardLogger, TrainerOptions, train
 from cloze.train.optimization import Precision, measure_peak
 from cloze.train.pretraining.held_out import evaluate_held_out, measured_phases, open_held_out
-from cloze.train.pretraining.objectives import backbone_class, new_objective, pretraining_heads
+from cloze.train.pretraining.objectives import OBJECTIVES, backbone_class, new_objective, pretraining_heads
 from cloze.train.pretraining.objectives.masked import BaseObjective
+from cloze.train.pretraining.objectives.relatives import load_generator
 from cloze.train.pretraining.phases import (
     LengthSchedule,
     check_extension,
@@ -126,7 +128,10 @@ def _pretrain(
             options = replace(_trainer_options(objective, settings, run, group), start=state)
             precision = train(objective, batches, settings.loop(), run, progress, evaluate, options)
             plain = _plain(bert)
+            others = objective.other_models(plain)
             if group.is_main:
+                for name, other in others.items():
+                    save_folder(ModelFolder(other, tokenizer), run.folder / name)
                 _finish(run, data, plain, tokenizer, replace(settings, precision=precision.name), model)
             group.barrier()
         return run.folder
@@ -145,6 +150,8 @@ def start_model(
     configuration before memory is allocated for the model, and may raise an error.
     """
     heads = pretraining_heads(settings)
+    if settings.generator is not None:
+        load_generator(settings.generator, tokenizer)  # raises an error early if it does not fit
     if model is None:
         config, longest = _new_config(tokenizer, settings), settings.longest
         if check is not None:
@@ -227,6 +234,8 @@ def _recorded(data: Path, model: str | Path | None, settings: PretrainSettings) 
         path: Path | None = values[name]
         # By content: a changed file gives different masks, a moved one does not.
         values[name] = None if path is None else _fingerprint(path)
+    if settings.generator is not None:
+        values["generator"] = base_files(settings.generator)
     # The prepared corpus is identified by its contents, not by its path.
     corpus = read_manifest(data)["recipe"]
     base = base_files(model) if model else None
@@ -315,16 +324,7 @@ def pretraining_card(
     results: Mapping[str, float],
     model: str | Path | None = None,
 ) -> str:
-    """Return the model card as Markdown.
-
-    Args:
-        bert: The trained model.
-        tokenizer: Its tokenizer.
-        settings: The settings it was trained with.
-        manifest: The manifest of the prepared corpus.
-        results: The metrics at the end of the run.
-        model: The model that training started from; None if from scratch.
-    """
+    """Return the model card as Markdown; ``model`` is the model that training started from, None if from scratch."""
     train = manifest["splits"]["train"]
     scores = {name: value for name, value in results.items() if name.startswith("held_out_")}
     held_out = (
@@ -356,8 +356,8 @@ def pretraining_card(
 
 
 def _objective(settings: PretrainSettings) -> str:
-    if settings.predicts == "next":
-        return "prediction of the next token on full sentences"
+    if settings.backbone != "bert":
+        return OBJECTIVES[settings.backbone].title
     if settings.mixture is not None:
         shares = ", ".join(f"{100 * share:g} % {name}" for name, share in settings.objectives().items())
         return f"masked language modelling on a mixture of {shares}"

@@ -9,13 +9,19 @@ from cloze.model import Backbone, HeadName
 from cloze.model.backbone import find_backbone
 from cloze.options import BackboneName
 from cloze.train.pretraining.objectives.masked import BaseObjective, PretrainingObjective
-from cloze.train.pretraining.objectives.next_token import NextTokenObjective
+from cloze.train.pretraining.objectives.relatives import (
+    NextTokenObjective,
+    PermutationObjective,
+    ReplacedTokenObjective,
+)
 from cloze.train.settings import PretrainSettings
 
 OBJECTIVES: dict[BackboneName, type[BaseObjective]] = {
     "bert": PretrainingObjective,
     "gpt": NextTokenObjective,
     "deberta": PretrainingObjective,
+    "xlnet": PermutationObjective,
+    "electra": ReplacedTokenObjective,
 }
 
 

@@ -39,6 +39,7 @@ class BaseObjective(nn.Module):
     A subclass names the heads that it trains, and its ``forward`` maps a part of a batch to losses and metrics.
     """
 
+    title: ClassVar[str] = "masked language modelling on full sentences"  # for the model card
     main_loss: ClassVar[str]  # the metric from which the evaluation computes the perplexity
 
     def __init__(self, model: Backbone, heads: tuple[HeadName, ...], device: torch.device) -> None:  # noqa: ARG002
@@ -60,6 +61,14 @@ class BaseObjective(nn.Module):
     def forward(self, batch: PretrainingBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
         """Return the loss and metrics of a part of a batch; ``totals`` has the target counts of the whole batch."""
         raise NotImplementedError
+
+    def other_models(self, trained: Backbone) -> dict[str, Backbone]:  # noqa: ARG002
+        """Return models to save beside the trained one, by the name of their folder; a collective operation."""
+        return {}
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of a whole evaluation; a subclass may derive scores that are no means over batches."""
+        return metrics
 
     def tensor(self, array: Ids) -> Tensor:
         """Return an array of the batch as a tensor on the device."""
