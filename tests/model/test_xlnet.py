@@ -170,7 +170,7 @@ def test_a_word_does_not_see_itself_or_later_words() -> None:
         other = ids.clone()
         for place, value in changed.items():
             other[0, place] = value
-        return model.permuted_states(other, segments, None, needed, ranks)[0, needed]
+        return torch.as_tensor(model.permuted_states(other, segments, None, needed, ranks)[0, needed])
 
     before = states({})  # rows: ranks 2, 1, 3
     changes = {
@@ -195,7 +195,7 @@ def test_every_parameter_is_trained_and_checkpointing_changes_nothing() -> None:
         model.use_checkpointing(checkpointing)
         states = model.word_states(inputs.ids, inputs.segments, inputs.mask, inputs.positions)
         logits = masked_word_logits(model, states, inputs.positions)
-        functional.cross_entropy(logits, inputs.ids.flatten()[inputs.positions]).backward()
+        functional.cross_entropy(logits, inputs.ids.flatten()[inputs.positions]).backward()  # type: ignore[no-untyped-call]
         assert all(parameter.grad.any() for parameter in model.parameters())
         gradients.append([parameter.grad for parameter in model.parameters()])
     for plain, recomputed in zip(*gradients, strict=True):
@@ -227,4 +227,4 @@ def test_other_layers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="attn_type is 'uni'; cloze supports XLNet models with attn_type 'bi'"):
         load_folder(folder)
     with pytest.raises(ConfigError, match="clamp_len is 'far'; expected a whole number"):
-        replace(CONFIG, clamp_len="far")
+        replace(CONFIG, clamp_len="far")  # type: ignore[arg-type]

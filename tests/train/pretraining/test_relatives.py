@@ -142,7 +142,7 @@ def electra_pair(objective: ReplacedTokenObjective) -> tuple[Any, Any]:
                 max_position_embeddings=config.positions,
             )
         ).eval()
-        state = {}
+        state: dict[str, torch.Tensor] = {}
         for name, tensor in model.state_dict().items():
             names = hugging_face_names(name, "electra")
             state |= dict(zip(names, tensor.chunk(len(names)), strict=True))
@@ -176,7 +176,7 @@ def test_replaced_token_loss_equals_transformers(data: Path) -> None:
     assert_close(output.loss, first.loss + RTD_WEIGHT * second.loss)
     flagged = (second.logits > 0)[mask]
     assert_close(output.metrics["rtd_accuracy"], (flagged == replaced[mask].bool()).float().mean())
-    scores = objective.summarize({name: float(value) for name, value in output.metrics.items()})
+    scores = objective.summarize({name: value.item() for name, value in output.metrics.items()})
     assert scores["rtd_constant"] == pytest.approx(1 - float(replaced[mask].float().mean()), abs=1e-6)
     found = float((flagged & replaced[mask].bool()).sum())
     assert scores["rtd_f1"] == pytest.approx(2 * found / float(flagged.sum() + replaced[mask].sum()), abs=1e-6)
@@ -256,7 +256,7 @@ def test_held_out_metrics(trained: tuple[str, Path]) -> None:
     assert f"by {words.get(name, 'replaced-token detection')} on full sentences" in card
 
 
-def write_rows(path: Path, columns: list[str], rows: list[tuple[str, ...]]) -> Path:
+def write_rows(path: Path, columns: list[str], rows: list[tuple[str, str]]) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([columns, *rows])
     return path

@@ -208,11 +208,11 @@ def flops_per_token(bert: Backbone, settings: PretrainSettings) -> float:
     """Return the operations per token of a training step, averaged over the phases."""
     phases = settings.length_phases()
     tokens = [phase.share * phase.tokens for phase in phases]
-    how = {"chosen": settings.predicted_share, "checkpointing": settings.checkpointing}
+    how: dict[str, Any] = {"chosen": settings.predicted_share, "checkpointing": settings.checkpointing}
     costs = [bert.training_flops(phase.max_length, **how) for phase in phases]
     if settings.backbone == "electra":  # a loaded generator is taken to have the same size
         generator = generator_config(bert.config, settings.generator_size)
-        added = [count_flops(generator, ("mlm",), phase.max_length, **how) for phase in phases]
+        added = [count_flops(generator, ["mlm"], phase.max_length, **how) for phase in phases]
         costs = [cost + more for cost, more in zip(costs, added, strict=True)]
     return sum(share * cost for share, cost in zip(tokens, costs, strict=True)) / sum(tokens)
 

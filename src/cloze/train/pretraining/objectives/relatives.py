@@ -7,7 +7,7 @@ V vocabulary. Positions are flat: indices into all B x T tokens.
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -135,14 +135,16 @@ class ReplacedTokenObjective(BaseObjective):
         if settings.generator is not None:
             return cls(model, cls.heads(settings), device, load_generator(settings.generator).to(device))
         config, shared = generator_config(model.config, settings.generator_size), model.encoder.embeddings
-        generator = Bert.fresh(config, ("mlm",), seed=settings.seed)
-        generator.encoder.embeddings = SharedEmbeddings(shared, generator.encoder.embeddings.to_hidden)
-        generator.heads["mlm"].tie(shared.token)
+        generator = Bert.fresh(config, ["mlm"], seed=settings.seed)
+        encoder: Any = generator.encoder
+        encoder.embeddings = SharedEmbeddings(shared, encoder.embeddings.to_hidden)
+        head: Any = generator.heads["mlm"]
+        head.tie(shared.token)
         return cls(model, cls.heads(settings), device, generator.to(device))
 
     def other_models(self, trained: Backbone) -> dict[str, Backbone]:
         """Return the generator with its embeddings; it is saved beside the model."""
-        plain = type(self.generator)(self.generator.config, ("mlm",), pooler=self.generator.pooler is not None)
+        plain = type(self.generator)(self.generator.config, ["mlm"], pooler=self.generator.pooler is not None)
         names = set(plain.state_dict())
         state = {name: tensor for name, tensor in trained.state_dict().items() if name in names}
         own = full_state_dict(self.generator)  # without the embeddings, unless they are not shared
@@ -231,4 +233,4 @@ def load_generator(path: Path, tokenizer: Tokenizer | None = None) -> Backbone:
         raise ConfigError(
             f"generator is {path}, which has another vocabulary than the text; prepare it with --vocab {path}"
         )
-    return with_heads(model, ("mlm",), keep=True, seed=0)
+    return with_heads(model, ["mlm"], keep=True, seed=0)
