@@ -17,6 +17,7 @@ from cloze.model import HeadName, XLNet
 from cloze.model.losses import masked_word_logits, masked_word_loss
 from cloze.model.xlnet import XLNetConfig
 from cloze.predict import load
+from cloze.tasks.correction.kind import CorrectionSettings
 from tests.model.made import assert_close
 from tests.model.relatives import IGNORED, Draws, Inputs, assert_gradients, load_theirs, random_model, save_ours
 
@@ -212,10 +213,8 @@ def test_blanks_are_filled_from_both_sides(tmp_path: Path) -> None:
     assert len(score.log_probabilities) == 3
     with pytest.raises(ConfigError, match="predicts words without reading them"):
         model.bert.word_states(torch.tensor([[2, 5, 3]]), torch.zeros(1, 3, dtype=torch.long))
-    with pytest.raises(
-        ConfigError, match="correction reads the words, but a model of type 'xlnet' predicts them unseen"
-    ):
-        model.correct(["the cat sat"])
+    with pytest.raises(ConfigError, match="reading is 'seen', but a model of type 'xlnet' predicts words unseen"):
+        model.correct(["the cat sat"], CorrectionSettings(reading="seen"))
     with pytest.raises(ConfigError, match="precision int8 is not implemented for models of type 'xlnet'"):
         load(tmp_path, precision="int8")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.errors import ConfigError, RequestError
+from cloze.errors import RequestError
 from cloze.predict.embeddings.pooling import word_pattern
 from cloze.predict.fill_mask import Floats, TokenWindow, blank_logs, seen_logs, token_windows, with_ids
 from cloze.predict.model import Model
@@ -250,11 +250,6 @@ class Corrector:
             similar: A confusion list, in addition to the file in the settings.
             protected: Words that are never changed, in addition to the file in the settings.
         """
-        if model.bert.hides_words:
-            kind = model.bert.model_type
-            raise ConfigError(
-                f"correction reads the words, but a model of type {kind!r} predicts them unseen; use a BERT"
-            )
         self._model, self._settings = model, (settings or CorrectionSettings()).completed(model.correcting)
         path, self._protected_words = self._settings.similar, set(protected)
         table = dict(similar or {}) | (read_confusions(path) if path is not None else {})

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cloze.errors import RequestError
+from cloze.errors import ConfigError, RequestError
 from cloze.model.batch import Batch
 from cloze.predict.results import Filled, FilledTogether, Score
 from cloze.text import MASK, Encoding, Tokenizer, window_spans
@@ -80,6 +80,9 @@ def blank_logs(model: "Model", encodings: Iterator[Encoding]) -> Iterator[Floats
 
 def seen_logs(model: "Model", encodings: Iterator[Encoding]) -> Iterator[Floats]:
     """Yield, for each sequence, the log-probabilities of all pieces at each token, (T, V)."""
+    if model.bert.hides_words:
+        kind = model.bert.model_type
+        raise ConfigError(f"reading is 'seen', but a model of type {kind!r} predicts words unseen; use 'masked'")
     groups = _groups(encodings, lambda encoding: len(encoding.ids), _HELD_WHOLE, model.bert.config.vocab_size)
     return _logs(model, groups, lambda batch: batch.real)
 
