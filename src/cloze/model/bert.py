@@ -45,11 +45,11 @@ class DistanceAttention(SelfAttention):
         vectors = central(terms[0], length)  # (2 T + 1, D), for a group shorter than the longest
         query = query * self.head_size**-0.5
         scores = query @ key.transpose(-2, -1)
-        scores = scores + relative_shift(query @ vectors[:-1].T)
+        scores += relative_shift(query @ vectors[:-1].T)
         if self.reads_keys:
             # Row j, then column i: the distance i - j is the negative of the one that the shift produces.
             by_key = key * self.head_size**-0.5 @ vectors[1:].flip(0).T  # (B, A, T, 2 T)
-            scores = scores + relative_shift(by_key).transpose(-2, -1)
+            scores += relative_shift(by_key).transpose(-2, -1)
         return masked_softmax(scores, mask)
 
 

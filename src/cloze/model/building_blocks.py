@@ -5,6 +5,7 @@ positions of some methods.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -153,9 +154,43 @@ def relative_shift(scores: Tensor) -> Tensor:
     Column 0 is never used. The result is a view: in memory, the element for query i and key j is at
     i * 2 T + (T - i + j) = T + i * (2 T - 1) + j, so it suffices to skip T elements and read rows of 2 T - 1.
     """
-    length = scores.shape[-2]
-    rows = scores.flatten(-2)[..., length:]  # (..., T * (2 T - 1))
-    return rows.view(*rows.shape[:-1], length, 2 * length - 1)[..., :length]
+    if torch.compiler.is_compiling():  # an exported graph has only standard operations
+        length = scores.shape[-2]
+        rows = scores.flatten(-2)[..., length:]  # (..., T * (2 T - 1))
+        return rows.view(*rows.shape[:-1], length, 2 * length - 1)[..., :length]
+    dense = scores.stride()[-2:] == (scores.shape[-1], 1)
+    shifted: Tensor = _Shift.apply(scores if dense else scores.contiguous())
+    return shifted
+
+
+class _Shift(torch.autograd.Function):
+    """The view of ``relative_shift``. Its gradient is one copy; that of two slices would be two, and two zero fills."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        """Return the view: (..., T, 2 T) -> (..., T, T)."""
+        length, start = scores.shape[-2], scores.storage_offset()
+        ctx.shape, ctx.strides = scores.shape, scores.stride()
+        strides = (*ctx.strides[:-2], 2 * length - 1, 1)
+        return scores.as_strided((*scores.shape[:-1], length), strides, start + length)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Write the gradient to its place: (..., T, T) -> (..., T, 2 T)."""
+        length = ctx.shape[-2]
+        result = gradient.new_empty_strided(ctx.shape, ctx.strides).zero_()
+        result.as_strided(gradient.shape, (*ctx.strides[:-2], 2 * length - 1, 1), length).copy_(gradient)
+        return result
+
+
+def by_distance(states: Tensor, rows: Tensor) -> Tensor:
+    """Multiply queries or keys with the vectors of distances, per head: (B, A, T, D), (A, D, R) -> (B, A, T, R).
+
+    One product per head: PyTorch would copy the vectors for every sequence of the batch.
+    """
+    batch, heads, length, size = states.shape
+    product = states.transpose(0, 1).reshape(heads, batch * length, size) @ rows  # (A, B T, R)
+    return product.view(heads, batch, length, -1).transpose(0, 1)
 
 
 def distances(length: int, device: torch.device) -> Tensor:

@@ -46,6 +46,7 @@ from cloze.model.batch import scatter_states
 from cloze.model.building_blocks import (
     Dropout,
     Slots,
+    by_distance,
     central,
     distances,
     gather_distances,
@@ -211,12 +212,12 @@ class DisentangledAttention(SelfAttention):
         scores: Tensor = query @ key.transpose(-2, -1)
         if self.to_position:
             keys = central(terms[0], length)[:, :-1]  # (A, 2 T, D), distances T to -(T - 1)
-            scores = scores + relative_shift(query @ keys.transpose(-2, -1))
+            scores += relative_shift(by_distance(query, keys.transpose(-2, -1)))
         if self.from_position:
             # Computed by key: row j, then column i. The distance i - j is the negative of the one that the shift
             # produces, so the rows are reversed.
             queries = central(terms[1], length)[:, 1:].flip(1)  # (A, 2 T, D), distances -T to T - 1
-            scores = scores + relative_shift(key * self.scale @ queries.transpose(-2, -1)).transpose(-2, -1)
+            scores += relative_shift(by_distance(key * self.scale, queries.transpose(-2, -1))).transpose(-2, -1)
         return masked_softmax(scores, mask)
 
     def attend_from(

@@ -51,6 +51,7 @@ from cloze.model.building_blocks import (
     EncoderOutput,
     Slots,
     activation,
+    by_distance,
     gather_distances,
     relative_shift,
     table,
@@ -140,17 +141,17 @@ class RelativeAttention(nn.Module):
             part[:, None] * self.head_size**-0.5 for part in (self.content_bias, self.position_bias, self.segment_bias)
         )
         scores = (query + content) @ key.transpose(-2, -1)
-        by_distance = (query + position) @ distance_keys  # (B, A, T or P, 2 T)
+        distant = by_distance(query + position, distance_keys)  # (B, A, T or P, 2 T)
         if slots is None:
-            scores = scores + relative_shift(by_distance)
+            scores += relative_shift(distant)
         else:
-            scores = scores + gather_distances(by_distance, slots.positions, key.shape[-2])
+            scores += gather_distances(distant, slots.positions, key.shape[-2])
         if others is not None:
             # Adding a number to all scores of a query changes nothing, so only the difference of the vectors matters.
             change = ((query + segment) * (self.segments[1] - self.segments[0])[:, None]).sum(-1, keepdim=True)
-            scores = scores + others[:, None] * change  # (B, 1, T or P, T) * (B, A, T or P, 1)
+            scores += others[:, None] * change  # (B, 1, T or P, T) * (B, A, T or P, 1)
         if bias is not None:
-            scores = scores + bias
+            scores += bias
         weights = masked_softmax(scores, None)
         context = self.dropout(weights) @ value  # (B, A, T or P, D)
         return context.transpose(1, 2).flatten(2), weights
