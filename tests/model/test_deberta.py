@@ -202,3 +202,15 @@ def test_other_layers_are_refused(changes: dict[str, Any], message: str, tmp_pat
 def test_the_first_version_has_no_buckets() -> None:
     with pytest.raises(ConfigError, match="only models of type 'deberta-v2' have them"):
         Deberta(SECOND)
+
+
+@pytest.mark.parametrize("files", [("spm.model",), ("vocab.json", "merges.txt")])
+def test_folders_with_other_tokenizers_are_refused(files: tuple[str, ...], tmp_path: Path) -> None:
+    """As published by Microsoft: sentencepiece (version 2 and 3) and byte-level BPE (version 1)."""
+    folder = save_ours(random_model(DebertaV2, SECOND, ["mlm"]), tmp_path)
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink(missing_ok=True)
+    for name in files:
+        (folder / name).write_bytes(b"...")
+    with pytest.raises(CheckpointError, match=rf"has {files[0]} .*; only WordPiece vocabularies are supported"):
+        load_folder(folder)

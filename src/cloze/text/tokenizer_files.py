@@ -37,6 +37,8 @@ from cloze.text.vocabulary import (
 # The files that a tokenizer writes. A folder without other files may be overwritten.
 TOKENIZER_FILES = frozenset({"vocab.txt", "tokenizer.json", "tokenizer_config.json", LADDER_FILE})
 _VOCABULARY_FILES = ("vocab.txt", "tokenizer.json")
+# Files of other tokenizers.
+_FOREIGN = ("spm.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "bpe_encoder.bin")
 _RUN_MODEL = "model"  # the model's folder inside a training run
 DEFAULT_LENGTH = 512
 DEFAULT_SEGMENTS = 2
@@ -154,6 +156,12 @@ def _from_vocabulary(folder: Path) -> TokenizerSettings:
     path = folder / "vocab.txt"
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; give a model folder, or one that 'cloze vocab' has written")
+    foreign = next((name for name in _FOREIGN if (folder / name).exists()), None)
+    if not path.exists() and foreign is not None:
+        raise CheckpointError(
+            f"{folder}: has {foreign} of a BPE or SentencePiece tokenizer; only WordPiece vocabularies are supported, in "
+            "vocab.txt or tokenizer.json"
+        )
     if not path.exists():
         raise CheckpointError(
             f"{folder}: contains neither tokenizer.json nor vocab.txt; a model folder needs one of them"
