@@ -159,8 +159,8 @@ def _from_vocabulary(folder: Path) -> TokenizerSettings:
     foreign = next((name for name in _FOREIGN if (folder / name).exists()), None)
     if not path.exists() and foreign is not None:
         raise CheckpointError(
-            f"{folder}: has {foreign} of a BPE or SentencePiece tokenizer; only WordPiece vocabularies are supported, in "
-            "vocab.txt or tokenizer.json"
+            f"{folder}: has {foreign} of a BPE or SentencePiece tokenizer; only WordPiece vocabularies are supported "
+            "(vocab.txt or tokenizer.json)"
         )
     if not path.exists():
         raise CheckpointError(
