@@ -159,8 +159,7 @@ def relative_shift(scores: Tensor) -> Tensor:
         rows = scores.flatten(-2)[..., length:]  # (..., T * (2 T - 1))
         return rows.view(*rows.shape[:-1], length, 2 * length - 1)[..., :length]
     dense = scores.stride()[-2:] == (scores.shape[-1], 1)
-    shifted: Tensor = _Shift.apply(scores if dense else scores.contiguous())
-    return shifted
+    return _Shift.apply(scores if dense else scores.contiguous())  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Shift(torch.autograd.Function):

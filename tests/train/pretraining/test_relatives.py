@@ -1,4 +1,4 @@
-"""The objectives of XLNet, DeBERTa and ELECTRA against computations of their own, and what is done with the results."""
+"""The objectives of XLNet, DeBERTa and ELECTRA against transformers, and the use of the trained models."""
 
 import csv
 import json

@@ -103,7 +103,7 @@ def random_ranks(batch: PretrainingBatch) -> Ids:
 
 
 class ReplacedTokenObjective(BaseObjective):
-    """Replaced-token detection (Clark et al., 2020): a generator fills masks, and the model tells which words it chose.
+    """Replaced-token detection (Clark et al., 2020): a generator fills masks, and the model detects its words.
 
     A small masked language model, the generator, predicts the masked words, and a word is drawn from each prediction.
     The discriminator, which is the result of the training, reads the text with these words and predicts for every token
