@@ -155,7 +155,7 @@ def test_predictions_are_recorded(base: Path, tmp_path: Path) -> None:
     recorded = read_predictions(run / "predictions.tsv")
     assert [row["text"] for row in recorded] == [row["text"] for row in rows[:12]]
     assert len((run / "predictions.tsv").read_text("utf-8").splitlines()) == 13
-    assert run.predictions == recorded
+    assert run.predictions == [row | {"probability": float(row["probability"])} for row in recorded]
     again = prediction_rows(cloze.evaluate("classify", rows[:12], model=run))
     unplaced = [[{**row, "row": ""} for row in found] for found in (again, recorded)]
     assert unplaced[0] == unplaced[1]
