@@ -22,7 +22,7 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 # The API page of each public name, by the module that defines it; the first match wins.
 API_PAGES = {
-    "predict": ("cloze.predict", "cloze.inspect"),
+    "predict": ("cloze.predict", "cloze.inspect", "cloze.options"),
     "training": ("cloze.train", "cloze.tasks", "cloze.comparison"),
     "text and corpus": ("cloze.corpus",),
     "checkpoints and errors": ("cloze.checkpoint", "cloze.errors"),

@@ -53,7 +53,12 @@ SearchMode = Literal["hybrid", "vectors", "bm25"]
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """How documents are read and divided into passages. The docstring of a field is also the help text of its flag."""
+    """How documents are read and divided into passages. The docstring of a field is also the help text of its flag.
+
+    Example:
+        >>> cloze.IndexSettings(chunk=200).overlap
+        32
+    """
 
     text: str = "text"
     """The column with the texts of CSV, TSV, JSONL and Parquet files."""

@@ -50,6 +50,10 @@ def open_index(path: str | os.PathLike[str], *, model: str | Model | None = None
 class Index:
     """An index of documents on disk; see ``cloze.index`` and ``cloze.open_index``.
 
+    Args:
+        path: The folder of the index.
+        model: The model it was built with, if it has moved or is already loaded.
+
     Example:
         >>> index = cloze.open_index("boats")
         >>> for hit in index.search("sailing", top=3):
@@ -102,7 +106,18 @@ class Index:
         return self._model
 
     def check_model(self, model: Model, name: str) -> None:
-        """Refuse a model other than the one that the index was built with."""
+        """Refuse a model other than the one that the index was built with.
+
+        Args:
+            model: The model.
+            name: Its name, for the message.
+
+        Raises:
+            CheckpointError: The model differs.
+
+        Example:
+            >>> cloze.open_index("boats").check_model(cloze.load("all-MiniLM-L6-v2"), "MiniLM")
+        """
         built = self.manifest["model"]
         if model.fingerprint == built["fingerprint"]:
             return
@@ -198,7 +213,18 @@ class Index:
         return found[0] if single else found
 
     def embed_queries(self, texts: Sequence[str]) -> Floats:
-        """Return the vectors of queries, scaled to unit length."""
+        """Return the vectors of queries, scaled to unit length.
+
+        Args:
+            texts: The queries.
+
+        Returns:
+            One vector per query, (N, D).
+
+        Example:
+            >>> cloze.open_index("boats").embed_queries(["sailing"]).shape
+            (1, 384)
+        """
         return building.unit_length(self.model.embed(list(texts), prompt=QUERY))
 
     def search_vectors(
@@ -212,7 +238,24 @@ class Index:
         exact: bool = False,
         rerank: Any = None,
     ) -> list[list[Hit]]:
-        """Search with vectors that were computed elsewhere; see ``search``."""
+        """Search with vectors that were computed elsewhere; see ``search``.
+
+        Args:
+            texts: The queries.
+            vectors: Their vectors, scaled to unit length, (N, D); None for bm25.
+            top: Number of documents per query.
+            where: Conditions on fields.
+            mode: vectors, bm25 or hybrid.
+            exact: Compare with every vector.
+            rerank: A model that scores the best passages again.
+
+        Returns:
+            The documents of each query.
+
+        Example:
+            >>> index = cloze.open_index("boats")
+            >>> hits = index.search_vectors(["sailing"], index.embed_queries(["sailing"]), top=1)[0]
+        """
         query.check_search(top, mode)
         conditions = query.parse_conditions(where, self.fields)
         current = self._segments  # another thread may refresh the index meanwhile

@@ -55,6 +55,10 @@ class Hit:
         fields: The other columns of the document.
         cosine: Cosine similarity of the passage to the query; None if only BM25 was used.
         bm25: BM25 score of the passage; None if only vectors were used.
+
+    Example:
+        >>> cloze.open_index("boats").search("sailing", top=1)[0].id
+        '1'
     """
 
     id: str
