@@ -110,10 +110,7 @@ class Index:
 
         Args:
             model: The model.
-            name: Its name, for the message.
-
-        Raises:
-            CheckpointError: The model differs.
+            name: Its name, for the message of the ``CheckpointError``.
 
         Example:
             >>> cloze.open_index("boats").check_model(cloze.load("all-MiniLM-L6-v2"), "MiniLM")
