@@ -71,8 +71,8 @@ def index(
         fresh: Replace an existing index, or start an interrupted command over.
         json: Print JSON.
     """
-    _check_flags(files, model, changes, machine)
     check_folder(out, "--out")
+    _check_flags(files, model, changes, machine)
     if changes.export is not None:
         check_file(changes.export, VECTOR_FILES, "--export")
     if files and not changes.add:
