@@ -17,7 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from cloze.errors import DataError
-from cloze.models import SHIPPED_MODEL
+from cloze.models import SENTENCE_MODEL
 from cloze.predict import Model, load
 from cloze.tasks.classification.kind import CLASSIFY, REGRESS
 from cloze.tasks.in_memory import texts_of
@@ -44,7 +44,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        model: str = SHIPPED_MODEL,
+        model: str = SENTENCE_MODEL,
         *,
         epochs: int | None = None,
         batch_size: int | None = None,
@@ -249,7 +249,7 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         >>> make_pipeline(TextEmbedder("cloze-mini"), LogisticRegression()).fit(texts, labels)
     """
 
-    def __init__(self, model: str = SHIPPED_MODEL, *, pooling: str | None = None, device: str | None = None) -> None:
+    def __init__(self, model: str = SENTENCE_MODEL, *, pooling: str | None = None, device: str | None = None) -> None:
         """Set the parameters; the model is loaded by ``fit``.
 
         Args:

@@ -1,5 +1,6 @@
 """``cloze embed``: vectors of texts or words, whitening, and a report that compares methods; and ``cloze rerank``."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from cloze.cli.inputs import TEXT_COLUMN, Inputs, Survey, Texts, gather_texts, r
 from cloze.cli.jobs import OPTIONS, Options, PredictionOptions, Row, TextPrediction, run_prediction
 from cloze.cli.outputs import VECTOR_FILES, check_file, check_folder, write_vectors
 from cloze.errors import ConfigError
+from cloze.models import SENTENCE_MODEL
 from cloze.options import LongTexts
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 class EmbedOptions(PredictionOptions):
     """Options of ``cloze embed``, which writes vectors."""
 
+    model: str = SENTENCE_MODEL
+    """A model folder or run, or a model or hub name; by default, the shipped model for sentence vectors."""
     output: Path | None = None
     """Where to write the vectors: .npy, .jsonl or .parquet. Re-running an interrupted command resumes it."""
 
@@ -60,6 +64,7 @@ class Analysis:
 
 
 ANALYSIS = Analysis()
+logger = logging.getLogger("cloze")
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,8 @@ def embed(
     read_layers(layer)
     dimensions = analysis.dimensions if analysis.whiten is None else None
     command = Embed(text, pair, pooling, layer, long_texts, word, prompt, dimensions)
+    if options.model == SENTENCE_MODEL:
+        logger.warning("model: %s, the default for vectors; --model selects another", SENTENCE_MODEL)
     _check_flags(command, analysis, texts, options)
     if analysis.out is not None:
         check_folder(analysis.out)

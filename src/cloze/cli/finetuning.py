@@ -172,7 +172,7 @@ def finetune(
     data: Annotated[Path, Parameter(help="A file of your own, or the folder of a published task.")],
     /,
     *,
-    model: str = SHIPPED_MODEL,
+    model: str | None = None,
     out: Path,
     dev: Path | None = None,
     rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
@@ -189,7 +189,8 @@ def finetune(
     'cloze finetune TASK --help' lists only the flags of that task.
 
     Args:
-        model: The model folder or run to start from, or a hub name.
+        model: The model folder or run to start from, or a model or hub name; by default, the shipped model that suits
+            the task.
         out: The folder of the run.
         dev: Rows to evaluate on; by default, a tenth of the training rows is held out.
         fresh: Start over, discarding the contents of the run's folder.
@@ -203,6 +204,10 @@ def finetune(
     task = task.lower()
     source = rows.source(task, data, dev)
     with Reporter() as reporter:
+        if model is None:
+            from cloze.tasks.registry import announce_default_model
+
+            model = announce_default_model(task, reporter)
         run = _choose(task, search, similarity)
         folder = run(source, model, out, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
     print_search(folder, json) if task in ("glue", "clue") or search.several else print_results(folder, json)
@@ -241,7 +246,7 @@ def evaluate(
     ],
     /,
     *,
-    model: str = SHIPPED_MODEL,
+    model: str | None = None,
     out: Path | None = None,
     split: str = "dev",
     longest_answer: int | None = None,
@@ -260,7 +265,7 @@ def evaluate(
     'cloze evaluate TASK --help' lists only the flags of that task.
 
     Args:
-        model: The fine-tuned model folder or run.
+        model: The fine-tuned model folder or run; for similarity and mlm, by default the shipped model that suits it.
         out: A folder for eval_results.json and predictions.tsv.
         split: For published tasks: dev, dev_mismatched or test; predictions for GLUE's test rows are written to --out.
             For retrieval: the judgements of the folder; by default those of dev, or else of test.
@@ -279,6 +284,10 @@ def evaluate(
     _check_flags(task, split, blanks, correction, retrieval)
     check_precision(task, machine)
     _check_longest(task, longest_answer)
+    if model is None:
+        from cloze.tasks.registry import default_model
+
+        model = SHIPPED_MODEL if task == "mlm" else default_model(task)
     quality.check()
     if abstain_at is not None:
         from cloze.predict.evaluation import check_abstention

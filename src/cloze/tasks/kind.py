@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from cloze.models import SENTENCE_MODEL
 from cloze.options import LONGEST_ANSWER, LongTexts
 from cloze.tasks.examples import LabelSet, Read, Target
 from cloze.tasks.rows import RowSettings, Source
@@ -161,6 +162,7 @@ class TaskKind:
     # Model, inputs (encoded if they are texts), options -> one result per input, as JSON values.
     respond: "Callable[[Predictor, Sequence[Any], Mapping[str, Any]], list[Any]] | None" = None
 
+    start: str = SENTENCE_MODEL  # the model that fine-tuning starts from by default
     columns: tuple[str, ...] = ("text", "pair", "label")  # columns that the user's own tables may have
     read_texts: Callable[[Source, Any], list[PlacedTexts]] | None = None  # reads the texts of a file without its labels
     label_metrics: Callable[[LabelSet | None], tuple[str, ...]] | None = None  # set if the metrics depend on the labels

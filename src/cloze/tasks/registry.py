@@ -11,6 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cloze.errors import ConfigError, did_you_mean, format_option
+from cloze.models import SENTENCE_MODEL
+from cloze.progress import Progress
 from cloze.tasks import clue
 from cloze.tasks.answering.examples import CMRC, SQUAD, SQUAD2, read_squad
 from cloze.tasks.answering.kind import ANSWER
@@ -185,6 +187,20 @@ def find_task(name: str) -> TaskSpec:
     if not kind.labelled or kind.read is None:
         raise ConfigError(kind.unlabelled_note)
     return TaskSpec(kind, kind.metrics, kind.read, published=False)
+
+
+def default_model(task: str) -> str:
+    """Return the shipped model for a task: the one that fine-tuning starts from if no other is given."""
+    key = task_key(task)
+    kind = PUBLISHED[key].kind if key in PUBLISHED else KINDS.get(key)
+    return SENTENCE_MODEL if kind is None else kind.start  # suites have no kind; unknown tasks are refused later
+
+
+def announce_default_model(task: str, progress: Progress) -> str:
+    """Return the shipped model for a task, and report that it is the default."""
+    name = default_model(task)
+    progress.say(f"model: {name}, the default for {task}; {format_option('model')} overrides")
+    return name
 
 
 def find_published(name: str) -> PublishedTask | None:

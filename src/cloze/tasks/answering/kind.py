@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cloze.errors import DataError
+from cloze.models import SHIPPED_MODEL
 from cloze.progress import Progress
 from cloze.tasks.answering.examples import (
     Questions,
@@ -261,4 +262,5 @@ ANSWER = TaskKind(
     item_noun="windows, with their questions,",
     answers="a span of the text",
     fit_on_dev=_decoded("fit_threshold"),
+    start=SHIPPED_MODEL,
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from cloze.errors import ConfigError
+from cloze.models import SHIPPED_MODEL
 from cloze.tasks.kind import TaskKind
 
 Reading = Literal["hidden", "seen"]
@@ -24,6 +25,7 @@ CORRECTION = TaskKind(
     columns=("text", "label"),
     labelled=False,
     unlabelled_note="correction has no labels to learn; it is only for cloze finetune (one run) and cloze evaluate",
+    start=SHIPPED_MODEL,
 )
 
 

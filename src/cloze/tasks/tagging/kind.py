@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from cloze.errors import ConfigError, DataError, did_you_mean, format_option
 from cloze.files import COMPRESSED, RowError
+from cloze.models import SHIPPED_MODEL
 from cloze.options import IGNORED
 from cloze.progress import Progress
 from cloze.tasks.examples import Item, LabelSet, Read
@@ -387,4 +388,5 @@ TAG = TaskKind(
     label_metrics=tag_metrics,
     named_outputs=True,
     settings=frozenset({"context"}),
+    start=SHIPPED_MODEL,
 )

@@ -21,7 +21,7 @@ from cloze.options import check_given_once, make_settings
 from cloze.predict import Model, evaluate_examples, load
 from cloze.progress import Progress, choose_progress
 from cloze.tasks.in_memory import TableSource, as_table_source
-from cloze.tasks.registry import is_unlabelled, read_task
+from cloze.tasks.registry import announce_default_model, is_unlabelled, read_task
 from cloze.tasks.reports import (
     CONFUSION_FILE,
     PREDICTIONS,
@@ -188,7 +188,8 @@ def finetune(
         train: The training rows: a path, a list of dicts, ``(texts, labels)``, a pandas or polars data frame, an Arrow
             table, a ``datasets.Dataset``, or any iterable of rows.
         dev: The dev rows, in any of these forms; by default, a tenth of the training rows is held out.
-        model: The model folder or run to start from, or a model or hub name; the shipped model by default.
+        model: The model folder or run to start from, or a model or hub name; by default, the shipped model
+            that suits the task.
         out: The run's folder; by default a temporary one, which is deleted together with the returned object.
         text: The column with the texts.
         pair: The column with the second texts of pairs, if there are any.
@@ -224,6 +225,8 @@ def finetune(
         source = Source(task, train, dev, text, pair, label, on_bad_row, options)
     common: dict[str, Any] = {"settings": settings or made, "device": device, "fresh": fresh}
     common["progress"] = choose_progress(progress)
+    if model is None:
+        model = announce_default_model(source.task, common["progress"])
     return _in_folder(
         source, out, _trainer(source, _model_path(model), search_settings, similarity or made_similarity, common)
     )
