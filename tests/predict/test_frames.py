@@ -17,7 +17,7 @@ from tests.train.finetuning.test_finetune import make_rows
 
 ROWS = [{"text": row["text"], "label": row["label"]} for row in make_rows(16)]
 TEXTS = [row["text"] for row in ROWS]
-FAST: dict[str, Any] = {"epochs": 1, "batch_size": 8, "max_length": 16}
+FAST: dict[str, Any] = {"model": "cloze-mini", "epochs": 1, "batch_size": 8, "max_length": 16}
 
 
 def tuned(task: str, rows: list[dict[str, Any]]) -> cloze.Model:

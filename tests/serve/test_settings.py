@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from cloze.errors import ConfigError
-from cloze.models import SHIPPED_MODEL
+from cloze.models import SENTENCE_MODEL, SHIPPED_MODEL
 from cloze.serve.settings import Limits, ServiceSettings, is_local, name_adapters, name_models
 from tests.cli.conftest import Cloze
 from tests.cli.conftest import run as run  # a fixture
@@ -88,9 +88,9 @@ def test_mistakes(words: list[object], message: str, run: Cloze) -> None:
     assert result.complaint.startswith(message)
 
 
-def test_the_model_of_the_package_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_models_of_the_package_are_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloze.serve.settings.shipped_folder", lambda _: tmp_path)
-    assert name_models([]) == {SHIPPED_MODEL: SHIPPED_MODEL}
+    assert name_models([]) == {name: name for name in (SHIPPED_MODEL, SENTENCE_MODEL)}
 
 
 def test_no_model_at_all(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

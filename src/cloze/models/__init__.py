@@ -43,7 +43,7 @@ SHIPPED_MODELS = (
         "sentence vectors, similarity and search, a start for classifiers of texts and pairs of texts",
         "filling blanks; scores close to those of all-MiniLM-L6-v2, its teacher; other languages",
         "English",
-        "4 layers, hidden size 256, up to 512 tokens",
+        "4 layers, hidden size 256, up to 256 tokens",
     ),
 )
 
