@@ -14,7 +14,7 @@ from cloze.cli.inputs import split_parts
 from cloze.cli.outputs import check_file, join_parts
 from cloze.errors import ConfigError
 from cloze.locks import real_target
-from cloze.models import SHIPPED_MODEL
+from cloze.models import SENTENCE_MODEL
 from cloze.resumable import PartCounts, ResumableJob
 from cloze.tasks.retrieval.kind import RETRIEVAL_NAME, MiningSettings, RetrievalSettings, TrainingPairs
 from cloze.tasks.rows import RowSettings, Source
@@ -149,7 +149,7 @@ def mine(
     ],
     /,
     *,
-    model: str = SHIPPED_MODEL,
+    model: str = SENTENCE_MODEL,
     out: Path,
     documents: Path | None = None,
     reranker: str | None = None,
