@@ -67,7 +67,7 @@ def index(
 
     Args:
         out: The folder of the index.
-        model: A model folder, run or hub name; by default, the best installed one for the language of the documents.
+        model: A model folder, run or hub name; by default, cloze-mini-sentence, or m3e-small for Chinese documents.
         fresh: Replace an existing index, or start an interrupted command over.
         json: Print JSON.
     """

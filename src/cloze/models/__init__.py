@@ -8,7 +8,6 @@ import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 from cloze.errors import CheckpointError
 from cloze.files import read_json
@@ -116,24 +115,24 @@ def shipped_folder(source: str | Path) -> Path | None:
     return None
 
 
-def default_for(purpose: Literal["vectors"], language: str = "en") -> str:
-    """Return the name of the best installed model for a purpose and a language.
+def vector_model(language: str = "en") -> str:
+    """Return the name of the default model for vectors of texts in a language.
 
     Args:
-        purpose: What the model is used for.
         language: ISO 639 code: zh for Chinese; others count as English.
 
     Raises:
-        CheckpointError: No suitable model is installed.
+        CheckpointError: The model is not shipped, and not installed.
     """
-    wanted = "m3e-small" if language == "zh" else "all-MiniLM-L6-v2"
-    model = next(model for model in PACKAGED_MODELS if model.name == wanted)
-    if model.find() is not None:
-        return model.name
-    raise CheckpointError(
-        f"no model for {purpose} of {'Chinese' if language == 'zh' else 'English'} texts is installed; "
-        f"{model.install} ({model.size}), or name another model (--model)"
-    )
+    if language != "zh":
+        return SENTENCE_MODEL
+    model = next(model for model in PACKAGED_MODELS if model.purpose.language == "Chinese")
+    if model.find() is None:
+        raise CheckpointError(
+            f"no model for vectors of Chinese texts is installed; {model.install} ({model.size}), or name another "
+            "model (--model)"
+        )
+    return model.name
 
 
 def named_folder(source: str | Path) -> Path | None:

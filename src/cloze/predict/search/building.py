@@ -19,7 +19,7 @@ from cloze.checkpoint.pooling_files import DOCUMENT
 from cloze.errors import ConfigError, DataError
 from cloze.files import replaced_file, replaced_folder, write_json
 from cloze.locks import is_ours, only_writer
-from cloze.models import default_for
+from cloze.models import vector_model
 from cloze.options import IndexSettings, PrecisionName
 from cloze.predict.loading import load
 from cloze.predict.model import Model
@@ -61,7 +61,7 @@ def index(
         documents: Files (text, Markdown, CSV, TSV, JSONL, Parquet), folders of them, or rows in memory: a data frame,
             a list of dicts, or a list of texts.
         out: The folder for the index.
-        model: The model for the vectors; by default, the best installed one for the language of the documents.
+        model: The model for the vectors; by default, cloze-mini-sentence, or m3e-small for Chinese documents.
         settings: How documents are read and divided.
         precision: Precision of the vectors; auto uses int8 if it is faster and close enough to float32.
         device: cpu, cuda or mps; by default, the best available.
@@ -144,7 +144,7 @@ def load_model(
     if model is None:
         text = "".join(survey.sample)
         chinese = sum(map(is_ideograph, text)) > _CHINESE * len(text)
-        model = default_for("vectors", "zh" if chinese else "en")
+        model = vector_model("zh" if chinese else "en")
     name = os.fspath(model)
     if precision == "auto":
         loaded, _ = load_for_service(name, device=device, paragraphs=lambda: survey.sample[:_COMPARED])

@@ -227,9 +227,8 @@ def finetune(
     common["progress"] = choose_progress(progress)
     if model is None:
         model = announce_default_model(source.task, common["progress"])
-    return _in_folder(
-        source, out, _trainer(source, _model_path(model), search_settings, similarity or made_similarity, common)
-    )
+    trainer = _trainer(source, _model_path(model), search_settings, similarity or made_similarity, common)
+    return _in_folder(source, out, trainer)
 
 
 def _trainer(
