@@ -29,8 +29,11 @@ FeatureHead = Literal["linear", "lstm"]
 HeadPooling = Literal["cls", "mean", "separate"]
 
 # Architectures that ``cloze pretrain`` trains: see model/ and train/pretraining/objectives/.
-BackboneName = Literal["bert", "gpt", "deberta", "xlnet", "electra"]
-# What a backbone predicts in pre-training: masked tokens, or the next token at every position.
+BackboneName = Literal["bert", "gpt", "deberta", "xlnet", "electra", "elmo", "word2vec", "glove"]
+# Those that are one vector per word piece: see train/pretraining/static_vectors.py.
+STATIC_BACKBONES: tuple[BackboneName, ...] = ("word2vec", "glove")
+# What a backbone predicts in pre-training: masked tokens, or the next token at every position. (Static vectors predict
+# the pieces around a piece; nothing is masked either.)
 Prediction = Literal["masked", "next"]
 PREDICTS: dict[BackboneName, Prediction] = {
     "bert": "masked",
@@ -38,6 +41,9 @@ PREDICTS: dict[BackboneName, Prediction] = {
     "deberta": "masked",
     "xlnet": "masked",
     "electra": "masked",
+    "elmo": "next",
+    "word2vec": "next",
+    "glove": "next",
 }
 # Positions of BERT: a learned table, fixed sines and cosines (model/building_blocks.py), or in every layer a vector for
 # each distance that queries read, or queries and keys (model/bert.py).

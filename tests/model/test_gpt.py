@@ -11,9 +11,11 @@ from transformers import AutoModelForCausalLM, BertLMHeadModel
 from transformers import BertConfig as TheirConfig
 
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
+from cloze.checkpoint.folder import usual_pooling
 from cloze.errors import ConfigError
 from cloze.model import BertConfig, Gpt
 from cloze.model.losses import masked_word_logits, masked_word_loss
+from cloze.model.surgery import with_heads
 from cloze.text import Tokenizer
 
 WORDS = ("winter", "garden", "house", "river", "stone", "cloud", "bread", "night")
@@ -167,3 +169,15 @@ def test_task_heads_are_restored(head: str, tmp_path: Path) -> None:
 def test_masked_words_need_both_sides() -> None:
     with pytest.raises(ConfigError, match="head mlm: it predicts masked words from both sides"):
         Gpt(random_config(0), ["mlm"])
+
+
+def test_a_new_head_reads_the_last_token() -> None:
+    contents = ModelFolder(Gpt.fresh(random_config(0), ["lm"]), TOKENIZER)
+    assert usual_pooling(contents) == "cls"
+    tuned = with_heads(contents.model, ["sequence"], keep=False, seed=0)
+    ids, segments, mask = random_batch(tuned.config, 0)
+    with torch.no_grad():
+        last = tuned.encode(ids, segments, mask).last
+        assert tuned.pooler is not None
+        expected = tuned.pooler(torch.stack([last[row, length - 1] for row, length in enumerate(mask.sum(1))]))
+        torch.testing.assert_close(tuned.head_input("sequence", ids, segments, mask), expected)

@@ -20,7 +20,7 @@ from cloze.checkpoint.convert import convert
 from cloze.checkpoint.folder import AdapterInfo, weights_fingerprint
 from cloze.errors import CheckpointError, ConfigError, RequestError
 from cloze.model.adapters import Attachment, attach
-from cloze.model.backbone import split_pairs
+from cloze.model.batch import split_pairs
 from cloze.model.cost import count_parameters
 from cloze.predict import evaluate, load
 from cloze.predict.loading import export_onnx

@@ -156,7 +156,7 @@ def _check_tied(tensors: Mapping[str, Tensor], layout: Layout, found: Mapping[st
 def _notes(model: Backbone, layout: Layout, found: Mapping[str, Tensor]) -> tuple[str, ...]:
     notes = []
     reads_tokens = bool({"token", "span"} & set(model.head_names)) or model.pooling != "cls"
-    if model.pooler is None and not reads_tokens:
+    if model.pooler is None and not reads_tokens and model.capabilities.summary == "first":
         notes.append("no pooler in the weights: the state of [CLS] is used without one")
     used = {part for name in model.state_dict() for part in hugging_face_names(name, layout)}
     left_over = sorted(set(found) - used)

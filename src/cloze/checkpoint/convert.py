@@ -10,8 +10,11 @@ import torch
 
 from cloze.checkpoint.adapter_folder import load_any
 from cloze.checkpoint.folder import ModelFolder, find_model, load_folder, plain_card, save_folder
+from cloze.checkpoint.pooling_files import EmbeddingSettings
+from cloze.checkpoint.word2vec_file import SUFFIXES, read_word2vec, write_word2vec
 from cloze.errors import CheckpointError, ConfigError
 from cloze.files import replaced_folder
+from cloze.model.static import StaticConfig, StaticVectors
 from cloze.model.surgery import RowStart, WordStart, with_positions, with_segments, with_words
 from cloze.models import find_source
 from cloze.text import Tokenizer
@@ -24,6 +27,49 @@ from cloze.text.oov.extension import (
     read_word_list,
 )
 from cloze.text.tokenizer_files import TOKENIZER_FILES
+
+# Static vectors have no positions; longer texts are cut.
+MOST_TOKENS = 32_768
+
+
+def convert_vectors(source: str | Path, destination: Path, *, half: bool = False) -> ModelFolder:
+    """Convert between a folder of static vectors and a file of word2vec, whichever of the two has such a suffix.
+
+    Raises:
+        CheckpointError: If the file is damaged, or the folder holds another kind of model.
+    """
+    if Path(source).suffix in SUFFIXES:
+        contents = read_vectors(Path(source))
+        save_folder(contents, destination, dtype=torch.float16 if half else torch.float32)
+        return contents
+    contents = load_folder(find_source(source))
+    if not isinstance(contents.model, StaticVectors):
+        raise CheckpointError(
+            f"{source}: a model of type {contents.model.model_type} has no vector per word; only static vectors "
+            "(word2vec, glove) can be written in the format of word2vec"
+        )
+    ordinary = contents.tokenizer.ordinary_ids
+    table = contents.model.embedding.weight.detach()[ordinary].numpy()
+    write_word2vec(destination, [contents.tokenizer.piece(number) for number in ordinary], table)
+    return contents
+
+
+def read_vectors(path: Path) -> ModelFolder:
+    """Return the model of a word2vec file: its words as a vocabulary, and one vector each.
+
+    Special tokens get the vector zero. Words are matched after the tokenizer has split off punctuation, so that a word
+    such as ``new-york`` is never found.
+    """
+    words, vectors = read_word2vec(path)
+    special = [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token not in words]
+    lowercase = all(word == word.lower() for word in words)
+    tokenizer = Tokenizer.from_vocabulary([*special, *words], lowercase=lowercase).with_max_length(MOST_TOKENS)
+    model = StaticVectors(
+        StaticConfig(vocab_size=tokenizer.size, hidden_size=vectors.shape[1], pad_id=tokenizer.pad_id)
+    )
+    with torch.no_grad():
+        model.embedding.weight[len(special) :] = torch.from_numpy(vectors)
+    return ModelFolder(model.eval(), tokenizer, embedding=EmbeddingSettings(pooling="mean_words"))
 
 
 def convert(source: str | Path, destination: str | Path, *, half: bool = False) -> ModelFolder:

@@ -165,8 +165,8 @@ def usual_pooling(contents: ModelFolder) -> HeadPooling:
     """Return the default input of a new task head on this model.
 
     A model with a head on a summary vector keeps that head's input: either its pooler was trained with the head, or the
-    head takes the mean. Otherwise, the default is the mean if the model has no pooler or is configured for mean
-    pooling. The head is checked first, because cloze writes modules.json for every model, even with a trained pooler.
+    head takes the mean. Otherwise, the default is the mean if the model is configured for it, or has no pooler and its
+    summary is not the last token. The head is checked first: cloze always writes modules.json, even with a pooler.
 
     Returns:
         ``"cls"`` or ``"mean"``, for a head on one sequence; for pairs, see ``train/finetuning/trainable.py``.
@@ -174,7 +174,7 @@ def usual_pooling(contents: ModelFolder) -> HeadPooling:
     if any(name in POOLED_HEADS for name in contents.model.head_names):
         return "cls" if contents.model.pooling == "cls" else "mean"
     if contents.model.pooler is None:
-        return "mean"
+        return "cls" if contents.model.capabilities.summary == "last" else "mean"
     embedding = contents.embedding
     pools_by_mean = embedding.configured and embedding.unsupported is None and embedding.pooling == "mean"
     return "mean" if pools_by_mean else "cls"
@@ -251,7 +251,7 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
         if apart:
             write_safetensors(folder / PRETRAINING_HEADS, {name: tensors[name] for name in sorted(apart)})
         contents.tokenizer.save(folder)
-        write_embedding(folder, embedding, model.config.hidden_size, contents.tokenizer.max_length)
+        write_embedding(folder, embedding, model, contents.tokenizer.max_length)
         (folder / "README.md").write_text(contents.card or plain_card(contents), encoding="utf-8")
 
 

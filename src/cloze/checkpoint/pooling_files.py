@@ -17,6 +17,7 @@ from torch import Tensor
 from cloze.checkpoint.weights import check_finite, read_weights, write_safetensors
 from cloze.errors import CheckpointError, RequestError, did_you_mean
 from cloze.files import read_json, read_json_value, write_json
+from cloze.model import Backbone
 
 Activation = Literal["identity", "tanh"]
 _CLASSES: dict[Activation, str] = {
@@ -202,6 +203,10 @@ def _with_module(settings: EmbeddingSettings, module: dict[str, Any], folder: Pa
         return replace(settings, unsupported=f"has a Dense that {found}")
     if kind == "Dense":
         return replace(settings, unsupported="has a Dense after Normalize")
+    if kind == "StaticEmbedding" and not _inside(folder, module.get("path")).samefile(folder):
+        return replace(settings, unsupported="has a StaticEmbedding in a folder of its own")
+    if kind == "StaticEmbedding":
+        return replace(settings, pooling="mean_words")
     return settings if kind == "Transformer" else replace(settings, unsupported=f"has a module of type {kind}")
 
 
@@ -224,12 +229,15 @@ def _pooling_modes(values: dict[str, Any]) -> frozenset[str]:
     return frozenset(names.get(key, key) for key, on in values.items() if key.startswith("pooling_mode_") and on)
 
 
-def write_embedding(folder: Path, settings: EmbeddingSettings, hidden_size: int, max_length: int) -> None:
+def write_embedding(folder: Path, settings: EmbeddingSettings, model: Backbone, max_length: int) -> None:
     """Write the files with the old keys, which all releases of ``sentence-transformers`` support."""
     if settings.unsupported is not None:
         return
     last = ["Normalize"] if settings.normalize else []
-    kinds = ["Transformer", "Pooling", *(["Dense"] * len(settings.projections)), *last]
+    # StaticEmbedding pools by itself: the mean over the pieces, without special tokens.
+    is_static = model.sentence_module == "StaticEmbedding" and settings.pooling == "mean_words"
+    first = ["StaticEmbedding"] if is_static else ["Transformer", "Pooling"]
+    kinds = [*first, *(["Dense"] * len(settings.projections)), *last]
     paths = ["" if index == 0 else f"{index}_{kind}" for index, kind in enumerate(kinds)]
     write_json(
         folder / "modules.json",
@@ -241,8 +249,9 @@ def write_embedding(folder: Path, settings: EmbeddingSettings, hidden_size: int,
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     for path in paths[1:]:
         (folder / path).mkdir()
-    _write_pooling(folder / paths[1], settings.pooling, hidden_size)
-    _write_projections(folder, paths[2:], settings.projections)
+    if first[-1] == "Pooling":
+        _write_pooling(folder / paths[1], settings.pooling, model.config.hidden_size)
+    _write_projections(folder, paths[len(first) :], settings.projections)
     # Git and archives may drop empty folders, so Normalize gets a file too.
     if settings.normalize:
         write_json(folder / paths[-1] / "config.json", {})

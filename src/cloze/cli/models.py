@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from cloze.cli.console import Machine, print_json, print_table
-from cloze.cli.outputs import check_folder
+from cloze.cli.outputs import check_file, check_folder
 from cloze.errors import ConfigError
 from cloze.models import PACKAGED_MODELS, SENTENCE_MODEL, SHIPPED_MODEL, SHIPPED_MODELS, named_folder, shipped_folder
 
@@ -101,16 +101,25 @@ def _print_extended(done: "ExtensionReport", *, words: bool, lengthened: bool) -
 def convert(source: str, destination: Path, /, *, half: bool = False, json: bool = False) -> None:
     """Convert a checkpoint to a model folder that cloze, transformers and sentence-transformers load.
 
+    Static vectors are converted to and from the file formats of word2vec: text (.txt, .vec) and binary (.bin).
+
     Args:
-        source: A TensorFlow checkpoint (its folder or .index file), an HF folder, a LoRA adapter, or a hub name.
-        destination: The folder to write to.
+        source: A TensorFlow checkpoint (its folder or .index file), an HF folder, a LoRA adapter, or a hub name; or a
+            file of word vectors.
+        destination: The folder to write to; for a model of static vectors, also a file of word vectors.
         half: Write the weights as float16, which halves their size; computation still uses float32.
         json: Print JSON.
     """
-    check_folder(destination, "")
-    from cloze.checkpoint.convert import convert as run
+    from cloze.checkpoint.convert import convert as convert_model
+    from cloze.checkpoint.convert import convert_vectors
+    from cloze.checkpoint.word2vec_file import SUFFIXES
 
-    contents = run(source, destination, half=half)
+    if destination.suffix in SUFFIXES:
+        check_file(destination, SUFFIXES)
+    else:
+        check_folder(destination, "")
+    is_vectors = Path(source).suffix in SUFFIXES or destination.suffix in SUFFIXES
+    contents = (convert_vectors if is_vectors else convert_model)(source, destination, half=half)
     facts = {
         "folder": str(destination),
         "parameters": contents.model.parameter_count(),

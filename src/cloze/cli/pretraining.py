@@ -250,8 +250,8 @@ def pretrain(
         model: A model folder to start from, instead of a new model.
         extend: Continue this run, trained with the wsd schedule, from before its decay; steps and hours are counted
             from the start of the original run.
-        recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert, macbert, gpt,
-            deberta, xlnet or electra; flags override it.
+        recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert, macbert, gpt, deberta, xlnet,
+            electra, elmo, word2vec or glove; flags override it.
         fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
     """
@@ -287,8 +287,8 @@ def plan(
 
     Args:
         model: A model folder to start from, instead of a new model.
-        recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert, macbert, gpt,
-            deberta, xlnet or electra; flags override it.
+        recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert, macbert, gpt, deberta, xlnet,
+            electra, elmo, word2vec or glove; flags override it.
         json: Print JSON.
     """
     from cloze.train.pretraining.plan import plan as run

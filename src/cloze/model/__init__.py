@@ -8,9 +8,11 @@ from cloze.model.bert import Bert
 from cloze.model.building_blocks import EncoderOutput
 from cloze.model.config import PRESETS, BertConfig, preset
 from cloze.model.deberta import Deberta, DebertaV2
+from cloze.model.elmo import Elmo
 from cloze.model.encoder import Encoder
 from cloze.model.gpt import Gpt
 from cloze.model.heads import HEAD_NAMES, HeadName
+from cloze.model.static import StaticVectors
 from cloze.model.xlnet import XLNet
 
 __all__ = [
@@ -22,10 +24,12 @@ __all__ = [
     "Capabilities",
     "Deberta",
     "DebertaV2",
+    "Elmo",
     "Encoder",
     "EncoderOutput",
     "Gpt",
     "HeadName",
+    "StaticVectors",
     "XLNet",
     "first_positions",
     "preset",

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from cloze.errors import ConfigError, did_you_mean
+from cloze.model.batch import mean_state, split_pairs
 from cloze.model.building_blocks import EncoderOutput, initialise
 from cloze.model.config import BertConfig
 from cloze.model.cost import Estimate, count_flops, estimate
@@ -59,6 +60,8 @@ class Backbone(nn.Module):
 
     model_types: ClassVar[tuple[str, ...]]  # values of "model_type" in config.json
     title: ClassVar[str] = "BERT"  # in model cards
+    sentence_module: ClassVar[str] = "Transformer"  # the module of sentence-transformers that reads the folder
+    default_layers: ClassVar[int | None] = None  # layers of a new model, if not those of the preset
     config_type: ClassVar[type[BertConfig]] = BertConfig  # a subclass of BertConfig may add fields
     capabilities: ClassVar[Capabilities]
     encoder: Any  # by convention, the layers below the heads; their structure depends on the architecture
@@ -272,6 +275,21 @@ class Backbone(nn.Module):
         """Encode a batch and return the input of a pooled head: (B, T) -> (B, H)."""
         return self.pooled(self(ids, segments, mask, self.needed_by(head, ids, mask)).last, mask)
 
+    def next_logits(self, ids: Tensor, segments: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
+        """Return the logits of the next token, given only the tokens up to each position.
+
+        Args:
+            ids: Token ids, (B, T).
+            segments: Segment of each token, (B, T).
+            mask: True at real tokens, (B, T); None if nothing is padded.
+            positions: Flat positions, (M,).
+
+        Returns:
+            Logits, (M, V).
+        """
+        last = self.encode(ids, segments, mask, needed=positions).last
+        return self.heads["lm"](last.flatten(0, 1)[positions])  # type: ignore[no-any-return]
+
     def train(self, mode: bool = True) -> Self:
         """Set the training mode; the frozen layers below a reader stay in evaluation mode."""
         super().train(mode)
@@ -289,42 +307,6 @@ class Backbone(nn.Module):
     def parameter_count(self) -> int:
         """Return the number of parameters; the tied embedding is counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
-
-
-def mean_state(last: Tensor, mask: Tensor | None) -> Tensor:
-    """Average the real tokens of each sequence: (B, T, H), (B, T) -> (B, H)."""
-    if mask is None:
-        return last.mean(1)
-    weights = mask.unsqueeze(-1).to(last.dtype)  # (B, T, 1)
-    return (last * weights).sum(1) / weights.sum(1).clamp(min=1)
-
-
-def split_pairs(ids: Tensor, segments: Tensor, mask: Tensor | None, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Split pairs into separate sequences: ``[CLS] A [SEP] B [SEP]`` -> ``[CLS] A [SEP]`` and ``[CLS] B [SEP]``.
-
-    Args:
-        ids: Token ids, (B, T).
-        segments: Segment of each token, (B, T): 0 in the first text of a pair, nonzero in the second.
-        mask: True at real tokens, (B, T); None if nothing is padded.
-        pad_id: Id of the padding token.
-
-    Returns:
-        Token ids of all first texts followed by all second texts, and their mask, both (2 B, T').
-    """
-    length = ids.shape[1]
-    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-    is_second = segments.ne(0) & real
-    first_lengths = (real & ~is_second).sum(1, keepdim=True)  # (B, 1)
-    second_lengths = is_second.sum(1, keepdim=True) + 1  # including [CLS], (B, 1)
-    places = torch.arange(length, device=ids.device)  # (T,)
-    # Shift B to the front, leaving column 0 for [CLS].
-    moved = ids.gather(1, (first_lengths + places - 1).clamp(max=length - 1))  # (B, T)
-    seconds = torch.where(places == 0, ids[:, :1], moved)  # (B, T)
-    lengths = torch.cat([first_lengths, second_lengths])  # (2 B, 1)
-    if not torch.compiler.is_compiling():  # an exported graph must work for all shapes
-        length = int(lengths.max())
-    kept = places[:length] < lengths  # (2 B, T')
-    return torch.cat([ids, seconds])[:, :length].masked_fill(~kept, pad_id), kept
 
 
 def first_positions(ids: Tensor) -> Tensor:

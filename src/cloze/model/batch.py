@@ -267,3 +267,39 @@ def scatter_states(selected: Tensor, indices: Tensor, shape: torch.Size) -> Tens
     """Write states to their flat indices: (M, H), (M,) -> (B, T, H), zero elsewhere. Indices must be unique."""
     flat = selected.new_zeros(shape.numel(), selected.shape[-1]).index_copy_(0, indices, selected)  # (B T, H)
     return flat.view(*shape, -1)
+
+
+def mean_state(last: Tensor, mask: Tensor | None) -> Tensor:
+    """Average the real tokens of each sequence: (B, T, H), (B, T) -> (B, H)."""
+    if mask is None:
+        return last.mean(1)
+    weights = mask.unsqueeze(-1).to(last.dtype)  # (B, T, 1)
+    return (last * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def split_pairs(ids: Tensor, segments: Tensor, mask: Tensor | None, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Split pairs into separate sequences: ``[CLS] A [SEP] B [SEP]`` -> ``[CLS] A [SEP]`` and ``[CLS] B [SEP]``.
+
+    Args:
+        ids: Token ids, (B, T).
+        segments: Segment of each token, (B, T): 0 in the first text of a pair, nonzero in the second.
+        mask: True at real tokens, (B, T); None if nothing is padded.
+        pad_id: Id of the padding token.
+
+    Returns:
+        Token ids of all first texts followed by all second texts, and their mask, both (2 B, T').
+    """
+    length = ids.shape[1]
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    is_second = segments.ne(0) & real
+    first_lengths = (real & ~is_second).sum(1, keepdim=True)  # (B, 1)
+    second_lengths = is_second.sum(1, keepdim=True) + 1  # including [CLS], (B, 1)
+    places = torch.arange(length, device=ids.device)  # (T,)
+    # Shift B to the front, leaving column 0 for [CLS].
+    moved = ids.gather(1, (first_lengths + places - 1).clamp(max=length - 1))  # (B, T)
+    seconds = torch.where(places == 0, ids[:, :1], moved)  # (B, T)
+    lengths = torch.cat([first_lengths, second_lengths])  # (2 B, 1)
+    if not torch.compiler.is_compiling():  # an exported graph must work for all shapes
+        length = int(lengths.max())
+    kept = places[:length] < lengths  # (2 B, T')
+    return torch.cat([ids, seconds])[:, :length].masked_fill(~kept, pad_id), kept

@@ -5,7 +5,7 @@ from cloze.model.batch import batch_limits
 from cloze.predict.evaluation import evaluate, evaluate_examples
 from cloze.predict.loading import load
 from cloze.predict.model import Model
-from cloze.predict.results import Attention, Corrected, Correction, Filled, FilledTogether, Score
+from cloze.predict.results import Attention, Corrected, Correction, Filled, FilledTogether, Generated, Score
 from cloze.tasks.answering.decoding import Answer
 from cloze.tasks.choice.decoding import Option
 from cloze.tasks.classification.decoding import Label, Labels
@@ -23,6 +23,7 @@ __all__ = [
     "Evaluation",
     "Filled",
     "FilledTogether",
+    "Generated",
     "Label",
     "Labels",
     "Model",

@@ -7,7 +7,8 @@ the words of all others.
 
 Scoring computes the pseudo-log-likelihood (Salazar et al. 2020, "Masked language model scoring"). The chain rule does
 not apply to a bidirectional model, so each token is masked in turn and its log-probability given all others is summed.
-Long texts are split into overlapping windows.
+It does apply to a left-to-right model, whose score is the exact log-likelihood. Long texts are split into overlapping
+windows.
 
 Dimensions: M blanks, T tokens, H hidden size, V vocabulary.
 """
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from cloze.errors import ConfigError, RequestError
 from cloze.model.batch import Batch
@@ -30,7 +32,7 @@ from cloze.text import MASK, Encoding, Tokenizer, window_spans
 from cloze.text.vocabulary import CONTINUATION
 
 if TYPE_CHECKING:
-    from cloze.predict.model import Model
+    from cloze.predict.base_model import BaseModel
 
 logger = logging.getLogger("cloze")
 
@@ -71,14 +73,14 @@ def with_ids(encoding: Encoding, changed: Mapping[int, int]) -> Encoding:
     return replace(encoding, ids=ids)
 
 
-def blank_logs(model: "Model", encodings: Iterator[Encoding]) -> Iterator[Floats]:
+def blank_logs(model: "BaseModel", encodings: Iterator[Encoding]) -> Iterator[Floats]:
     """Yield, for each sequence, the log-probabilities of all pieces at each ``[MASK]``, (M, V)."""
     mask_id = model.tokenizer.mask_id
     groups = _groups(encodings, lambda encoding: encoding.ids.count(mask_id), _HELD, model.bert.config.vocab_size)
     return _logs(model, groups, lambda batch: batch.ids == mask_id)
 
 
-def seen_logs(model: "Model", encodings: Iterator[Encoding]) -> Iterator[Floats]:
+def seen_logs(model: "BaseModel", encodings: Iterator[Encoding]) -> Iterator[Floats]:
     """Yield, for each sequence, the log-probabilities of all pieces at each token, (T, V)."""
     if model.bert.hides_words:
         kind = model.bert.model_type
@@ -87,7 +89,7 @@ def seen_logs(model: "Model", encodings: Iterator[Encoding]) -> Iterator[Floats]
     return _logs(model, groups, lambda batch: batch.real)
 
 
-def _logs(model: "Model", groups: Iterator[list[Encoding]], select: Callable[[Batch], Tensor]) -> Iterator[Floats]:
+def _logs(model: "BaseModel", groups: Iterator[list[Encoding]], select: Callable[[Batch], Tensor]) -> Iterator[Floats]:
     """Yield, for each sequence, the log-probabilities at the selected tokens."""
 
     @torch.inference_mode()
@@ -152,7 +154,7 @@ def token_windows(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[Token
 
 
 @torch.inference_mode()
-def fill_blanks(model: "Model", encodings: Sequence[Encoding], top: int) -> list[list[list[Filled]]]:
+def fill_blanks(model: "BaseModel", encodings: Sequence[Encoding], top: int) -> list[list[list[Filled]]]:
     """Return the ``top`` most probable words for each ``[MASK]`` of each sequence."""
 
     def step(batch: Batch) -> list[list[list[Filled]]]:
@@ -166,7 +168,7 @@ def fill_blanks(model: "Model", encodings: Sequence[Encoding], top: int) -> list
     return model.run(encodings, step)
 
 
-def _best(model: "Model", states: Tensor, top: int) -> list[list[Filled]]:
+def _best(model: "BaseModel", states: Tensor, top: int) -> list[list[Filled]]:
     probabilities = model.bert.heads["mlm"](states).softmax(-1)  # (M, V)
     # The embedding table may have more rows than the vocabulary has pieces.
     best = probabilities[:, : model.tokenizer.size].topk(min(top, model.tokenizer.size))
@@ -194,7 +196,7 @@ def most_passes(blanks: int, top: int, rounds: int) -> int:
     return max(top, _LEAST_BEAM) * blanks * (1 + 2 * rounds)
 
 
-def fill_together(model: "Model", text: str, top: int, rounds: int) -> list[FilledTogether]:
+def fill_together(model: "BaseModel", text: str, top: int, rounds: int) -> list[FilledTogether]:
     """Return the best joint fillings of all blanks; each blank is predicted again up to ``rounds`` times."""
     if rounds < 0:
         raise RequestError(f"rounds is {rounds}; expected at least 0 (0: predict no blank again)")
@@ -213,7 +215,7 @@ def fill_together(model: "Model", text: str, top: int, rounds: int) -> list[Fill
 
 
 def _extend(
-    model: "Model", encoding: Encoding, blanks: Sequence[int], fillings: Sequence[_Filling], width: int
+    model: "BaseModel", encoding: Encoding, blanks: Sequence[int], fillings: Sequence[_Filling], width: int
 ) -> list[_Filling]:
     """Fill the most certain open blank of each filling with its most probable words, and keep the best fillings."""
     extended = []
@@ -230,7 +232,7 @@ def _extend(
     return _best_fillings(extended, width)
 
 
-def _predict_again(model: "Model", encoding: Encoding, fillings: Sequence[_Filling]) -> list[_Filling]:
+def _predict_again(model: "BaseModel", encoding: Encoding, fillings: Sequence[_Filling]) -> list[_Filling]:
     """Mask each blank of each filling again, one at a time, and take the most probable word."""
     current = [dict(filling.words) for filling in fillings]
     for number in range(len(current[0])):
@@ -245,7 +247,7 @@ def _predict_again(model: "Model", encoding: Encoding, fillings: Sequence[_Filli
     return [_Filling(words, _log_probability(model, encoding, words)) for words in current]
 
 
-def _log_probability(model: "Model", encoding: Encoding, words: Mapping[int, int]) -> float:
+def _log_probability(model: "BaseModel", encoding: Encoding, words: Mapping[int, int]) -> float:
     """Return the log-probability of these words, each given those that were filled before it."""
     order = list(words)
     steps = [with_ids(encoding, {index: words[index] for index in order[:count]}) for count in range(len(order))]
@@ -271,7 +273,7 @@ def _best_fillings(fillings: Sequence[_Filling], count: int) -> list[_Filling]:
     return sorted(distinct.values(), key=lambda filling: -filling.log_probability)[:count]
 
 
-def _as_result(model: "Model", text: str, blanks: Sequence[int], filling: _Filling) -> FilledTogether:
+def _as_result(model: "BaseModel", text: str, blanks: Sequence[int], filling: _Filling) -> FilledTogether:
     tokens = tuple(model.tokenizer.piece(filling.words[index]) for index in blanks)
     first, *rest = text.split(MASK)
     for token, gap in zip(tokens, rest, strict=True):
@@ -281,12 +283,9 @@ def _as_result(model: "Model", text: str, blanks: Sequence[int], filling: _Filli
     return FilledTogether(tokens, filling.log_probability, first)
 
 
-def score_texts(model: "Model", texts: Sequence[str]) -> list[Score]:
+def score_texts(model: "BaseModel", texts: Sequence[str]) -> list[Score]:
     """Score texts by masking every token once and summing the log-probabilities."""
-    windows = token_windows(model.tokenizer, texts)
-    empty = sum(not any(window.places for window in own) for own in windows)
-    if empty:
-        logger.warning("%d of %d texts contain no tokens, so their perplexity is null", empty, len(texts))
+    windows = _windows_to_score(model, texts)
     mask_id = model.tokenizer.mask_id
 
     def masked() -> Iterator[Encoding]:
@@ -301,4 +300,41 @@ def score_texts(model: "Model", texts: Sequence[str]) -> list[Score]:
         scored = [(window.encoding, index) for window in text_windows for index in window.places]
         values = [float(next(logs)[0, encoding.ids[index]]) for encoding, index in scored]
         scores.append(Score(text, tuple(encoding.tokens[index] for encoding, index in scored), tuple(values)))
+    return scores
+
+
+def _windows_to_score(model: "BaseModel", texts: Sequence[str]) -> list[list[TokenWindow]]:
+    windows = token_windows(model.tokenizer, texts)
+    empty = sum(not any(window.places for window in own) for own in windows)
+    if empty:
+        logger.warning("%d of %d texts contain no tokens, so their perplexity is null", empty, len(texts))
+    return windows
+
+
+@torch.inference_mode()
+def score_left_to_right(model: "BaseModel", texts: Sequence[str]) -> list[Score]:
+    """Score texts with a left-to-right model: the log-probability of each token given those before it, in one pass."""
+    windows = _windows_to_score(model, texts)
+
+    def step(batch: Batch) -> list[list[float]]:
+        real = batch.real[:, 1:]  # (B, T - 1): every token but [CLS] is predicted at the token before it
+        positions = functional.pad(real, (0, 1)).flatten().nonzero().flatten()  # (M,)
+        logits = model.bert.next_logits(batch.ids, batch.segments, batch.mask, positions)[:, : model.tokenizer.size]
+        targets = batch.ids.flatten()[positions + 1]
+        logs = -functional.cross_entropy(logits.float(), targets, reduction="none")  # (M,)
+        return [part.tolist() for part in torch.split(logs, real.sum(1).tolist())]
+
+    encodings = [window.encoding for text_windows in windows for window in text_windows]
+    size = model.bert.config.vocab_size
+    groups = _groups(iter(encodings), lambda encoding: len(encoding.ids), _HELD_WHOLE, size)
+    logs = iter([values for group in groups for values in model.run(group, step)])
+    scores = []
+    for text, text_windows in zip(texts, windows, strict=True):
+        own = [next(logs) for _ in text_windows]
+        scored = [
+            (window.encoding.tokens[index], values[index - 1])
+            for window, values in zip(text_windows, own, strict=True)
+            for index in window.places
+        ]
+        scores.append(Score(text, tuple(token for token, _ in scored), tuple(value for _, value in scored)))
     return scores

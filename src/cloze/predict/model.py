@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cloze.errors import RequestError
 from cloze.predict.attributions import ExplainingModel
 from cloze.predict.embeddings.pooling import attention_weights
-from cloze.predict.fill_mask import Floats, fill_blanks, fill_together, score_texts
-from cloze.predict.preprocessing import adds_columns, read_blanks, require_head, require_task
-from cloze.predict.results import Attention, Corrected, Filled, FilledTogether, Score
+from cloze.predict.fill_mask import Floats
+from cloze.predict.language_model import LanguageModel
+from cloze.predict.preprocessing import adds_columns, require_head, require_task
+from cloze.predict.results import Attention, Corrected
 from cloze.tasks.answering.decoding import Answer, answer_all
 from cloze.tasks.choice.decoding import Option, choose_all
 from cloze.tasks.classification.decoding import Label, Labels, to_label_sets, to_labels
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cloze.tasks.correction.kind import CorrectionSettings
 
 
-class Model(ExplainingModel):
+class Model(ExplainingModel, LanguageModel):
     """A loaded model: an encoder with its tokenizer and heads. ``cloze.load`` returns it.
 
     Each method needs a head, and raises ``RequestError`` if the model lacks it. Methods that take a list of texts also
@@ -41,80 +41,7 @@ class Model(ExplainingModel):
         (2, 256)
     """
 
-    # -- pre-training heads ------------------------------------------------------------------------------------------
-
-    def fill(self, text: str, top: int = 5) -> list[list[Filled]]:
-        """Predict the most likely words for each ``[MASK]`` of a text, independently of each other.
-
-        Args:
-            text: A text with one or more ``[MASK]``.
-            top: Number of words per blank.
-
-        Returns:
-            For each blank, its words with their probabilities, the most likely first.
-
-        Raises:
-            RequestError: If the model has no masked-LM head, or the text has no ``[MASK]`` within the maximum length.
-
-        Example:
-            >>> cloze.load().fill("He shook his [MASK].", top=2)
-            [[Filled(token='head', probability=0.94...), Filled(token='shoulders', probability=0.013...)]]
-        """
-        return self.fill_all([text], top)[0]
-
-    def fill_all(self, texts: Sequence[str], top: int = 5) -> list[list[list[Filled]]]:
-        """Predict the most likely words for each ``[MASK]`` of several texts; see ``fill``.
-
-        Args:
-            texts: Texts with one or more ``[MASK]`` each.
-            top: Number of words per blank.
-
-        Returns:
-            For each text, what ``fill`` returns.
-
-        Example:
-            >>> [best] = cloze.load().fill_all(["He shook his [MASK]."], top=1)
-        """
-        require_head(self.bert, "mlm")
-        encodings = read_blanks(self.tokenizer, texts, top)
-        self.warnings.truncated(self.tokenizer, encodings)
-        return fill_blanks(self, encodings, top)
-
-    def fill_together(self, text: str, top: int = 5, rounds: int = 2) -> list[FilledTogether]:
-        """Fill all ``[MASK]`` of a text jointly, so that the words fit each other.
-
-        Args:
-            text: A text with one or more ``[MASK]``.
-            top: Number of fillings.
-            rounds: How many times each blank is predicted again, given the words chosen for the others.
-
-        Returns:
-            The fillings, the most likely first.
-
-        Example:
-            >>> cloze.load().fill_together("The [MASK] [MASK] blew.", top=1)[0].tokens
-            ('...', '...')
-        """
-        require_head(self.bert, "mlm")
-        return fill_together(self, text, top, rounds)
-
-    @adds_columns()
-    def score(self, texts: Sequence[str]) -> list[Score]:
-        """Return the pseudo-log-likelihood of each text: each token is masked in turn, and its log-probability summed.
-
-        Args:
-            texts: Texts, or a data frame.
-
-        Returns:
-            One score per text, with its perplexity and the log-probability of each token.
-
-        Example:
-            >>> good, bad = cloze.load().score(["He shook his head.", "He shook his door."])
-            >>> good.perplexity < bad.perplexity
-            True
-        """
-        require_head(self.bert, "mlm")
-        return score_texts(self, texts)
+    # -- correction --------------------------------------------------------------------------------------------------
 
     @adds_columns()
     def correct(self, texts: Sequence[str], settings: "CorrectionSettings | None" = None) -> list[Corrected]:
@@ -143,59 +70,6 @@ class Model(ExplainingModel):
 
         self._corrector = self._corrector or Corrector(self)
         return self._corrector
-
-    def follows(self, first: str, second: str) -> float:
-        """Return the probability that one text follows another (next sentence prediction).
-
-        Args:
-            first: The first text.
-            second: The text that may follow it.
-
-        Returns:
-            A probability.
-
-        Example:
-            >>> 0 < cloze.load().follows("He opened the door.", "The room was empty.") < 1
-            True
-        """
-        return self.follows_all([first], [second])[0]
-
-    def follows_all(self, firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
-        """Return the probability that each second text follows its first; see ``follows``.
-
-        Args:
-            firsts: The first texts.
-            seconds: One second text for each.
-
-        Returns:
-            One probability per pair.
-
-        Example:
-            >>> [probability] = cloze.load().follows_all(["He opened the door."], ["The room was empty."])
-        """
-        if "sop" in self.bert.heads:
-            raise RequestError(
-                "this model was trained to predict whether two segments are in order (sop), not whether one follows "
-                "the other; no command supports order prediction, but model.in_order(first, second) in Python does"
-            )
-        require_head(self.bert, "nsp")
-        return self._sentences("nsp", firsts, seconds)
-
-    def in_order(self, first: str, second: str) -> float:
-        """Return the probability that two consecutive texts are in the right order, for models trained with sop.
-
-        Args:
-            first: The text that comes first.
-            second: The text that comes second.
-
-        Returns:
-            A probability.
-
-        Example:
-            >>> probability = cloze.load("runs/albert").in_order("He opened the door.", "The room was empty.")
-        """
-        require_head(self.bert, "sop")
-        return self._sentences("sop", [first], [second])[0]
 
     # -- the encoder itself ------------------------------------------------------------------------------------------
 

@@ -202,6 +202,14 @@ def require_head(bert: Backbone, head: HeadName) -> None:
         kind = next((kind for kind in labelled_kinds() if kind.head == head), None)
         if kind is not None:
             remedy += f", or make one with cloze finetune {kind}"
+        if head == "mlm" and "lm" in bert.heads:
+            remedy = (
+                "it predicts the next word from those before it: use generate to continue a text, or score to compare "
+                "texts"
+            )
+        if head == "lm":
+            remedy = "load a model that predicts the next word, which cloze pretrain --recipe gpt trains"
+            remedy += ", or predict words for [MASK] with fill" if "mlm" in bert.heads else ""
         raise RequestError(f"this model has no {head!r} head (its heads: {heads}); {remedy}")
 
 

@@ -35,8 +35,23 @@ class FilledTogether:
 
 
 @dataclass(frozen=True)
+class Generated:
+    """A continued text, with the log-probability of its new tokens under the model."""
+
+    text: str  # the beginning, as the tokenizer reads it, and the continuation
+    continuation: str
+    tokens: tuple[str, ...]  # the new tokens
+    log_probability: float
+    ended: bool  # the model predicted the end of a sequence; otherwise, the number of tokens was reached
+
+
+@dataclass(frozen=True)
 class Score:
-    """The score of a text (Salazar et al. 2020): each token's log-probability, given all other tokens."""
+    """The score of a text: each token's log-probability, given all other tokens, or all tokens before it.
+
+    The sum is the pseudo-log-likelihood of a masked language model (Salazar et al. 2020), or the log-likelihood of a
+    left-to-right model.
+    """
 
     text: str
     tokens: tuple[str, ...]
@@ -44,12 +59,12 @@ class Score:
 
     @property
     def total(self) -> float:
-        """The pseudo-log-likelihood."""
+        """The pseudo-log-likelihood or log-likelihood."""
         return sum(self.log_probabilities, 0.0)
 
     @property
     def perplexity(self) -> float | None:
-        """The pseudo-perplexity: exp of the mean negative log-probability per token; None for a text without tokens."""
+        """The (pseudo-)perplexity: exp of the mean negative log-probability of a token; None without tokens."""
         return float(np.exp(-self.total / len(self.tokens))) if self.tokens else None
 
     @property

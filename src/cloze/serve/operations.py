@@ -245,13 +245,13 @@ OPERATIONS: dict[str, Callable[[Model, Sequence[Any], Options], list[Any]]] = {
     "follows": _follows,
     "inspect": view_texts,
 }
-# Heads that these operations require; the others need only the encoder.
-_HEADS = {"fill": "mlm", "correct": "mlm", "score": "mlm", "follows": "nsp"}
+# Heads of which these operations require one; the others need only the encoder.
+_HEADS = {"fill": {"mlm"}, "correct": {"mlm"}, "score": {"mlm", "lm"}, "follows": {"nsp"}}
 
 
 def abilities(model: Model) -> frozenset[str]:
     """Return the operations that a model supports with its heads."""
-    general = {name for name in OPERATIONS if name not in _HEADS or _HEADS[name] in model.heads}
+    general = {name for name in OPERATIONS if name not in _HEADS or _HEADS[name] & set(model.heads)}
     if not model.is_cross_encoder:
         general.discard(RERANK)
     return frozenset(general | {kind.operation for kind in labelled_kinds() if kind.head in model.heads})

@@ -19,7 +19,7 @@ from cloze.corpus.settings import (
     parse_phases,
 )
 from cloze.errors import ConfigError, did_you_mean
-from cloze.options import PREDICTS, BackboneName, PositionKind, Prediction, check_types
+from cloze.options import PREDICTS, STATIC_BACKBONES, BackboneName, PositionKind, Prediction, check_types
 
 Parallel = Literal["ddp", "fsdp"]
 ScheduleName = Literal["linear", "wsd"]
@@ -31,7 +31,10 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 MAY_CHANGE = frozenset({"parallel", "checkpointing", "save_every", "tensorboard"})
 # Settings that earlier versions did not have: a run records them only if they are not the default.
 RECORDED_IF_SET = frozenset(
-    {"backbone", "layers", "hidden_size", "heads", "segments", "position_kind", "generator", "generator_size"}
+    {
+        *("backbone", "layers", "hidden_size", "heads", "segments", "position_kind", "generator", "generator_size"),
+        *("epochs", "window"),
+    }
 )
 
 
@@ -105,8 +108,9 @@ class PretrainSettings:
     """
 
     backbone: BackboneName = "bert"
-    """Architecture: bert, gpt (left to right), deberta (disentangled attention), xlnet (words in random order) or
-    electra (a bert trained to detect replaced tokens); the recipe of the same name has its settings."""
+    """Architecture: bert, gpt (left to right), deberta (disentangled attention), xlnet (words in random order), electra
+    (a bert trained to detect replaced tokens), elmo (two LSTMs), or word2vec or glove (one vector per word piece); the
+    recipe of the same name has its settings."""
     preset: str = "mini"
     """Size of a new model: tiny, mini, small, medium, base or large."""
     layers: int | None = None
@@ -117,6 +121,10 @@ class PretrainSettings:
     """For a new model: number of attention heads; by default, one per 64 of the hidden size."""
     segments: int | None = None
     """For a new model: number of segments, 2 by default."""
+    epochs: int | None = None
+    """For word2vec and glove: passes over the corpus (5) or over the counted pairs (15); steps and hours replace it."""
+    window: int | None = None
+    """For word2vec and glove: pieces to each side that count as context; 5 for word2vec, 10 for glove."""
     position_kind: PositionKind = "learned"
     """For a new bert or gpt: position embeddings that are learned, or fixed sines and cosines (sinusoidal); or vectors
     of distances in every layer, for queries (relative_key) or for queries and keys (relative_key_query)."""
@@ -228,15 +236,25 @@ class PretrainSettings:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but only the backbone electra has a generator")
         if not 0 < self.generator_size <= 1:
             raise ConfigError(f"generator_size is {self.generator_size}; expected a fraction above 0 and at most 1")
+        for name in ("epochs", "window"):
+            value = getattr(self, name)
+            if value is not None and (value < 1 or self.backbone not in STATIC_BACKBONES):
+                raise ConfigError(f"{name} is {value}; expected at least 1, and the backbone word2vec or glove")
         if self.backbone == "bert":
             return
-        only_bert = ["objective", "mixture", "static", "boundary", "shared_layers", "embedding_size"]
-        if self.backbone in ("deberta", "xlnet"):
-            only_bert.append("position_kind")
-        if self.backbone == "xlnet":
-            only_bert.append("mask_mix")  # selected words are hidden from all others
-        masking = ("masking", "mask_rate", "mask_mix", "ngrams")
-        for name in (*only_bert, *(masking if self.predicts != "masked" else ())):
+        only_bert = ("objective", "mixture", "static", "boundary", "shared_layers", "embedding_size")
+        masking = ("masking", "mask_rate", "mask_mix", "ngrams") if self.predicts != "masked" else ()
+        no_layers = (
+            *("position_kind", "heads", "segments", "checkpointing", "layers", "dropout", "phases", "long_length"),
+            *("schedule", "warmup", "accumulate", "tensorboard"),
+        )
+        others: dict[str, tuple[str, ...]] = {
+            "deberta": ("position_kind",),
+            "xlnet": ("position_kind", "mask_mix"),  # selected words are hidden from all others
+            "elmo": no_layers[:4],
+            **dict.fromkeys(STATIC_BACKBONES, no_layers),
+        }
+        for name in (*only_bert, *masking, *others.get(self.backbone, ())):
             if self._is_set(name) and (name, getattr(self, name)) != ("objective", "none"):
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}, but it does not apply to the backbone {self.backbone}; leave "

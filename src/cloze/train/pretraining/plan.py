@@ -18,7 +18,7 @@ from cloze.checkpoint import find_source
 from cloze.corpus.batches import PretrainingBatch
 from cloze.corpus.settings import Phase
 from cloze.corpus.shards import read_manifest
-from cloze.errors import DataError
+from cloze.errors import ConfigError, DataError
 from cloze.hardware import (
     MemoryTrimmer,
     available_memory,
@@ -30,6 +30,7 @@ from cloze.hardware import (
 )
 from cloze.model import Backbone
 from cloze.model.cost import Estimate
+from cloze.options import STATIC_BACKBONES
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.train.optimization import Precision, make_optimizer, measure_peak
@@ -98,6 +99,8 @@ def plan(
 ) -> Plan:
     """Time a few steps of the training that these settings describe, and extrapolate to the whole run."""
     settings, progress, data = settings or PretrainSettings(), progress or Silent(), Path(data)
+    if settings.backbone in STATIC_BACKBONES:
+        raise ConfigError(f"a training of {settings.backbone} takes minutes and cannot be planned; run cloze pretrain")
     return_freed_memory() if settings.checkpointing else keep_freed_memory()
     place = choose_device(device)
     manifest = read_manifest(data)

@@ -21,7 +21,7 @@ from cloze.errors import ConfigError, DataError, format_option
 from cloze.hardware import choose_device, keep_freed_memory, return_freed_memory
 from cloze.model import Backbone, BertConfig, HeadName, preset
 from cloze.model.surgery import missing_heads, with_heads
-from cloze.options import command_flags
+from cloze.options import STATIC_BACKBONES, command_flags
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.train.distributed import ProcessGroup, full_state_dict
@@ -39,6 +39,7 @@ from cloze.train.pretraining.phases import (
     require_step_memory,
     start_of_extension,
 )
+from cloze.train.pretraining.static_vectors import pretrain_static
 from cloze.train.run import Run, open_run
 from cloze.train.settings import MAY_CHANGE, RECORDED_IF_SET, PretrainSettings
 
@@ -108,6 +109,10 @@ def _pretrain(
     read_manifest(data)  # raises a clear error early if the folder is not a prepared corpus
     if group.is_main:
         verify_corpus(data)
+    if settings.backbone in STATIC_BACKBONES:
+        if model or extend or group.size > 1:
+            raise ConfigError(f"{settings.backbone} is trained from scratch by one process: omit model and extend")
+        return pretrain_static(data, out, _recorded(data, None, settings), settings, progress, fresh=fresh)
     start = None if model is None else find_source(model)
     check = partial(require_step_memory, device=group.device, processes=group.size)
     bert, tokenizer = start_model(Tokenizer.from_folder(data), settings, start, progress, check)
@@ -183,11 +188,11 @@ def start_model(
 
 def _new_config(tokenizer: Tokenizer, settings: PretrainSettings) -> BertConfig:
     dropout = BertConfig.dropout if settings.dropout is None else settings.dropout
-    kind = backbone_class(settings.backbone).config_type
+    backbone = backbone_class(settings.backbone)
     shape = preset(
         settings.preset,
         tokenizer.size,
-        layers=settings.layers,
+        layers=backbone.default_layers if settings.layers is None else settings.layers,
         hidden_size=settings.hidden_size,
         heads=settings.heads,
         segments=settings.segments or BertConfig.segments,
@@ -199,7 +204,7 @@ def _new_config(tokenizer: Tokenizer, settings: PretrainSettings) -> BertConfig:
         positions=max(512, settings.longest),
         position_kind=settings.position_kind,
     )
-    return kind(**vars(shape))
+    return backbone.config_type(**vars(shape))
 
 
 def _refuse_shape(model: Path, loaded: Backbone, settings: PretrainSettings) -> None:

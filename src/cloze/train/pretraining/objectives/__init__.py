@@ -10,6 +10,7 @@ from cloze.model.backbone import find_backbone
 from cloze.options import BackboneName
 from cloze.train.pretraining.objectives.masked import BaseObjective, PretrainingObjective
 from cloze.train.pretraining.objectives.relatives import (
+    BothDirectionsObjective,
     NextTokenObjective,
     PermutationObjective,
     ReplacedTokenObjective,
@@ -22,6 +23,7 @@ OBJECTIVES: dict[BackboneName, type[BaseObjective]] = {
     "deberta": PretrainingObjective,
     "xlnet": PermutationObjective,
     "electra": ReplacedTokenObjective,
+    "elmo": BothDirectionsObjective,
 }
 
 

@@ -234,3 +234,36 @@ def load_generator(path: Path, tokenizer: Tokenizer | None = None) -> Backbone:
             f"generator is {path}, which has another vocabulary than the text; prepare it with --vocab {path}"
         )
     return with_heads(model, ["mlm"], keep=True, seed=0)
+
+
+class BothDirectionsObjective(NextTokenObjective):
+    """The mean of the losses of a forward and a backward language model, which share their output layer."""
+
+    title = "prediction of the next and previous token on full sentences"
+
+    def forward(self, batch: PretrainingBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
+        """Return the loss and metrics of a part of a batch."""
+        ids, segments, positions, following = (
+            self.tensor(array) for array in (batch.ids, batch.segments, batch.positions, batch.targets)
+        )
+        total = max(1, totals["masked_tokens"])
+        states = self.model(ids, segments, self.mask(batch)).last.flatten(0, 1)  # (B T, 2 D)
+        width = states.shape[-1] // 2
+        # The token after each position is the forward target; that position is the backward target of the token after.
+        losses, correct = [], 0.0
+        for read, part, targets in (
+            (positions, slice(None, width), following),
+            (positions + 1, slice(width, None), ids.flatten()[positions]),
+        ):
+            logits = self.model.heads["lm"](states[read, part]).float()  # (M, V)
+            losses.append(masked_word_loss(logits, targets, total))
+            correct = correct + hits(logits, targets) / total
+        forward, backward = losses
+        loss = (forward + backward) / 2
+        metrics = {
+            "lm_loss": loss,
+            "forward_lm_loss": forward,
+            "backward_lm_loss": backward,
+            "lm_accuracy": correct / 2,
+        }
+        return ObjectiveOutput(loss, metrics)
