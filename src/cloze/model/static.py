@@ -1,7 +1,8 @@
 """Static vectors (word2vec, GloVe): one vector per word piece, the same in every context.
 
-The "states" of a text are the vectors of its pieces. They contain neither order nor context. The vector of a text is the mean over its pieces. A folder holds the table under the
-name ``embedding.weight``, which ``StaticEmbedding`` of ``sentence-transformers`` reads.
+The "states" of a text are the vectors of its pieces. They contain neither order nor context. The vector of a text is
+the mean over its pieces. A folder holds the table under the name ``embedding.weight``, which ``StaticEmbedding`` of
+``sentence-transformers`` reads.
 
 Training: ``train/pretraining/static_vectors.py``.
 
