@@ -244,16 +244,10 @@ class PretrainSettings:
             return
         only_bert = ("objective", "mixture", "static", "boundary", "shared_layers", "embedding_size")
         masking = ("masking", "mask_rate", "mask_mix", "ngrams") if self.predicts != "masked" else ()
-        no_layers = (
-            *("position_kind", "heads", "segments", "checkpointing", "layers", "dropout", "phases", "long_length"),
-            *("schedule", "warmup", "accumulate", "tensorboard"),
-        )
-        others: dict[str, tuple[str, ...]] = {
-            "deberta": ("position_kind",),
-            "xlnet": ("position_kind", "mask_mix"),  # selected words are hidden from all others
-            "elmo": no_layers[:4],
-            **dict.fromkeys(STATIC_BACKBONES, no_layers),
-        }
+        attention = ("position_kind", "heads", "segments", "checkpointing")
+        layers = (*attention, "layers", "dropout", "phases", "long_length", "schedule", "warmup", "accumulate")
+        others = {"deberta": attention[:1], "elmo": attention, "word2vec": layers, "glove": layers}
+        others["xlnet"] = ("position_kind", "mask_mix")  # selected words are hidden from all others
         for name in (*only_bert, *masking, *others.get(self.backbone, ())):
             if self._is_set(name) and (name, getattr(self, name)) != ("objective", "none"):
                 raise ConfigError(
