@@ -22,6 +22,7 @@ ARGUMENTS = {
     "correction": ("chinese", "--model", "missing"),
     "heads": ("survey",),
     "retrieval": ("squad",),
+    "retrieval_quality": ("--out", "missing"),
 }
 
 

@@ -12,6 +12,7 @@ from cloze.checkpoint import EmbeddingSettings, TaskLabels, load_folder
 from cloze.checkpoint.pooling_files import SETTINGS_FILE
 from cloze.errors import CheckpointError, RequestError
 from cloze.predict import Model, load
+from cloze.tasks.retrieval.examples import read_training_pairs
 from tests.cli.conftest import Cloze, run  # noqa: F401 (a fixture)
 from tests.model.made import assert_close, model_folder, saved
 
@@ -109,6 +110,24 @@ def test_command(run: Cloze, cross_encoder: Path, tmp_path: Path) -> None:  # no
     assert_close([row["score"] for row in written], model.rerank_scores(["the cat"] * 4, DOCUMENTS))
     assert run("rerank", *pairs).out.splitlines()[0] == "score\tquery\tdocument"
     assert run("rerank", "the cat", "--input", rows, "--text", "d", "--model", cross_encoder).out.splitlines() == table
+
+
+def test_training_rows_are_scored(run: Cloze, cross_encoder: Path, tmp_path: Path) -> None:  # noqa: F811
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
+    row = {"query": "the cat", "positive": DOCUMENTS[0], "negatives": DOCUMENTS[1:3], "negative_2": DOCUMENTS[3]}
+    rows.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    words = ("rerank", "--input", rows, "--model", cross_encoder)
+    assert run(*words, "--output", output).code == 0
+    pairs = read_training_pairs(output)
+    assert pairs.scores is not None
+    assert_close(pairs.scores[0], load(cross_encoder).logits(["the cat"] * 4, DOCUMENTS)[:, 0].tolist())
+    assert run(*words).out.splitlines()[0] == "positive\tbest negative\tquery"
+    rows.write_text(json.dumps({"query": "a", "positive": "b"}) + "\n", encoding="utf-8")
+    assert run(*words).complaint.startswith(f"{rows} has no column with negatives, such as negatives; name the column")
+    rows.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    vectors = saved(model_folder(), tmp_path / "vectors")
+    errors = run("rerank", "--input", rows, "--model", vectors).err
+    assert "the scores of training rows are those of a cross-encoder; make one with finetune rerank" in errors
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ ALLOWED = {
     ("cli/__init__.py", "tag"): "names of commands",
     ("cli/__init__.py", "answer"): "names of commands",
     ("cli/__init__.py", "choose"): "names of commands",
+    ("cli/__init__.py", "rerank"): "names of commands",
+    ("train/finetuning/ranking_settings.py", "similarity"): "its settings; its descriptor imports NumPy",
     ("cli/prediction.py", "answer"): "a column of the output",
     ("cli/word_prediction.py", "tag"): "a column of the output",
     ("comparison/settings.py", "classify"): "the kind of the tasks of a comparison",

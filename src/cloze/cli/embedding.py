@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -275,6 +276,56 @@ class Rerank(TextPrediction[float]):
         print_table(("score", "query", "document"), rows)
 
 
+@dataclass(frozen=True)
+class ScoreTrainingRows(TextPrediction["list[float]"]):
+    """A cross-encoder's scores of the positive and the negatives in each row, for distillation into a retriever."""
+
+    negatives: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, path: Path, text: str) -> "ScoreTrainingRows":
+        """Find the columns of a file with training rows."""
+        from cloze.tasks.retrieval.examples import find_pair_columns, retrieval_source
+        from cloze.tasks.rows import RowSettings
+
+        columns = find_pair_columns(retrieval_source(path, rows=RowSettings(text)), path)
+        if not columns.negatives:
+            raise ConfigError(
+                f"{path} has no column with negatives, such as negatives; name the column with the documents with "
+                "--pair, or add negatives with cloze mine"
+            )
+        return cls(columns.query, columns.positive, columns.negatives)
+
+    def predict(self, model: "Model", part: Inputs) -> "list[list[float]]":
+        """Score the texts of each row: the positive, then the negatives."""
+        if not model.is_cross_encoder:
+            raise ConfigError("the scores of training rows are those of a cross-encoder; make one with finetune rerank")
+        groups = [
+            [positive, *self._negatives(row)] for positive, row in zip(part.pairs or [], part.fields, strict=True)
+        ]
+        queries = [query for query, group in zip(part.texts, groups, strict=True) for _ in group]
+        scores = model.logits(queries, [text for group in groups for text in group])[:, 0].tolist()
+        ends = [0, *accumulate(map(len, groups))]
+        return [scores[start:stop] for start, stop in pairwise(ends)]
+
+    def _negatives(self, row: Mapping[str, object]) -> list[str]:
+        cells = [row.get(name) for name in self.negatives]
+        texts = [text for cell in cells for text in (cell if isinstance(cell, list) else [cell])]
+        return [text for text in texts if isinstance(text, str) and text.strip()]
+
+    def to_row(self, result: "list[float]") -> Row:
+        """Return the scores."""
+        return {"positive_score": result[0], "negative_scores": result[1:]}
+
+    def print_table(self, model: "Model", part: Inputs, results: "Sequence[list[float]]") -> None:  # noqa: ARG002
+        """Print the score of each positive and of its best negative."""
+        rows = [
+            (f"{one[0]:.2f}", f"{max(one[1:], default=float('nan')):.2f}", shorten(query))
+            for query, one in zip(part.texts, results, strict=True)
+        ]
+        print_table(("positive", "best negative", "query"), rows)
+
+
 def rerank(
     query: Annotated[str | None, Parameter(help="The query; without it, each row of --input has its own.")] = None,
     documents: Annotated[list[str] | None, Parameter(help="The documents; or those of --input.")] = None,
@@ -287,20 +338,25 @@ def rerank(
 ) -> None:
     """Sort documents by their relevance to a query, or score the query and the document in each row of a file.
 
-    The score is the output of a cross-encoder (see finetune rerank), or else the cosine of the two vectors.
+    The score is the output of a cross-encoder (see finetune rerank), or else the cosine of the two vectors. Without
+    QUERY and --pair, --input is a file of training rows with negatives: each row gets the scores that 'finetune
+    retrieval --objective margin-mse' learns.
 
     Args:
         top: With QUERY: number of documents to show; by default, all.
     """
     if query is None or not query.strip():
-        if options.input is None or pair is None:
+        if options.input is None:
             raise ConfigError(
                 "expected a query and documents: cloze rerank QUERY DOCUMENT DOCUMENT; or --input FILE with columns "
                 "for queries (--text) and documents (--pair)"
             )
         if top is not None:
             raise ConfigError(f"--top {top} only applies to the documents of one query; give QUERY, or leave it out")
-        run_prediction(Rerank(text, pair), None, options)
+        if pair is None:
+            run_prediction(ScoreTrainingRows.of(options.input, text), None, options)
+        else:
+            run_prediction(Rerank(text, pair), None, options)
         return
     if pair is not None or options.output is not None:
         flag = f"--pair {pair}" if pair is not None else f"--output {options.output}"

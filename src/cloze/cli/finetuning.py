@@ -33,12 +33,8 @@ from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction.kind import CORRECTION_NAME, CorrectionSettings
 from cloze.tasks.retrieval.kind import RETRIEVAL_NAME, RetrievalSettings
 from cloze.tasks.rows import RowSettings, Source
-from cloze.train.finetuning.settings import (
-    FinetuneSettings,
-    SearchSettings,
-    SimilaritySettings,
-    check_similarity_settings,
-)
+from cloze.train.finetuning.ranking_settings import RankingSettings, check_ranking_settings
+from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.settings import MlmEvaluationSettings
 
 if TYPE_CHECKING:
@@ -167,7 +163,9 @@ BLANKS = MlmEvaluationSettings()
 def finetune(
     task: Annotated[
         str,
-        Parameter(help=f"{TASKS}; similarity or correction; or glue or clue for all tasks of a suite."),
+        Parameter(
+            help=f"{TASKS}; similarity, retrieval, rerank or correction; or glue or clue for all tasks of a suite."
+        ),
     ],
     data: Annotated[Path, Parameter(help="A file of your own, or the folder of a published task.")],
     /,
@@ -180,7 +178,7 @@ def finetune(
     search: Annotated[SearchSettings, Parameter(name="*")] = SearchSettings(),  # noqa: B008 (frozen)
     settings: Annotated[FinetuneFlags, Parameter(name="*")] = FinetuneFlags(),
     no_few: bool = False,
-    similarity: Annotated[SimilaritySettings, Parameter(name="*")] = SimilaritySettings(),  # noqa: B008 (frozen)
+    similarity: Annotated[RankingSettings, Parameter(name="*")] = RankingSettings(),  # noqa: B008 (frozen)
     machine: Place = HERE,
     json: bool = False,
 ) -> None:
@@ -213,11 +211,11 @@ def finetune(
     print_search(folder, json) if task in ("glue", "clue") or search.several else print_results(folder, json)
 
 
-def _choose(task: str, search_settings: SearchSettings, similarity: SimilaritySettings) -> Callable[..., Path]:
+def _choose(task: str, search_settings: SearchSettings, similarity: RankingSettings) -> Callable[..., Path]:
     """Return the function for one run, a search over several, or all of GLUE or CLUE."""
     from cloze.tasks.registry import is_unlabelled
 
-    check_similarity_settings(task, similarity)
+    check_ranking_settings(task, similarity)
     if is_unlabelled(task) and search_settings.several:
         raise ConfigError(f"{task} is one run; leave out --grid, --seeds and --folds")
     if task in ("glue", "clue"):

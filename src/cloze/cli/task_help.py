@@ -123,13 +123,12 @@ def _hidden_columns(kind: "TaskKind", published: bool) -> set[str]:
 
 
 def _hidden_in_finetuning(spec: "TaskSpec | TaskKind") -> set[str]:
-    from cloze.tasks.similarity.kind import SIMILARITY
-    from cloze.train.finetuning.settings import SearchSettings, SimilaritySettings
+    from cloze.train.finetuning.ranking_settings import SETTINGS_OF, RankingSettings
+    from cloze.train.finetuning.settings import SearchSettings
 
     kind, published = _kind_of(spec)
     hidden = _hidden_columns(kind, published) | {flag for flag, applies in task_flags(kind).items() if not applies}
-    if kind.name != SIMILARITY.name:
-        hidden |= _flags(SimilaritySettings)
+    hidden |= _flags(RankingSettings) - set(map(_flag, SETTINGS_OF.get(kind.name, ())))
     if not kind.labelled:
         hidden |= _flags(SearchSettings)
     return hidden
@@ -151,7 +150,9 @@ def task_flags(kind: "TaskKind") -> dict[str, bool]:
         "pooling": kind.head in POOLED_HEADS,
     }
     if not kind.labelled:
-        flags |= dict.fromkeys(_flags(FinetuneSettings) - set(map(_flag, LABEL_FREE_SETTINGS)), False)
+        flags |= dict.fromkeys(
+            _flags(FinetuneSettings) - set(map(_flag, {*LABEL_FREE_SETTINGS, *kind.settings})), False
+        )
     return flags
 
 

@@ -167,13 +167,30 @@ def attach(bert: Backbone, attachment: Attachment, seed: int) -> Parts:
             part.start(bert.config.initial_deviation, generator)
         elif part is not None and not copied:
             initialise(part, bert.config.initial_deviation, generator)
-    install(bert, parts)
+    _train_only(bert, parts)
     bert.labels = attachment.labels
+    return parts
+
+
+def attach_low_rank(bert: Backbone, rank: int, seed: int) -> None:
+    """Attach a fresh LoRA adapter to a model without a head, and freeze everything else.
+
+    Saving the model merges the adapter (``without_attachment``).
+    """
+    parts = _layer_parts(require_bert(bert, "an adapter of kind lora"), Attachment("lora", "sequence", 1, rank))
+    generator = torch.Generator().manual_seed(seed)
+    for part in parts.values():
+        assert isinstance(part, LowRank)
+        part.start(bert.config.initial_deviation, generator)
+    _train_only(bert, parts)
+
+
+def _train_only(bert: Backbone, parts: Parts) -> None:
+    install(bert, parts)
     bert.requires_grad_(False)
     for part in parts.values():
         if part is not None:
             part.requires_grad_(True)
-    return parts
 
 
 def part_tensors(parts: Mapping[str, nn.Module | None]) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from cloze.tasks.correction.kind import CORRECTION
 from cloze.tasks.examples import Examples, LabelSet, split_dev
 from cloze.tasks.in_memory import RowsInMemory
 from cloze.tasks.kind import PlacedTexts, Reader, TaskKind
+from cloze.tasks.retrieval.kind import RERANK, RETRIEVAL
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import SIMILARITY
 from cloze.tasks.tagging.kind import PUBLISHED_TAGS, TAG, read_published_tags, read_test_split
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 # In the order in which messages list them. Several kinds may share a head: a model folder that does not record its kind
 # gets the first kind with its head.
 KINDS: dict[str, TaskKind] = {
-    kind.name: kind for kind in (CLASSIFY, MULTILABEL, REGRESS, TAG, ANSWER, CHOOSE, SIMILARITY, CORRECTION)
+    kind.name: kind
+    for kind in (CLASSIFY, MULTILABEL, REGRESS, TAG, ANSWER, CHOOSE, SIMILARITY, RETRIEVAL, RERANK, CORRECTION)
 }
 
 # Names of tasks in transformers and elsewhere (words separated by spaces), and the corresponding kinds.
@@ -46,6 +48,8 @@ TASKS_ELSEWHERE = {
     **dict.fromkeys(("qa", "question answering", "mrc", "reading comprehension"), ANSWER.name),
     **dict.fromkeys(("multiple choice", "mc"), CHOOSE.name),
     **dict.fromkeys(("sts", "embedding", "embeddings", "sentence similarity", "feature extraction"), SIMILARITY.name),
+    **dict.fromkeys(("search", "dense retrieval", "ir", "bi encoder"), RETRIEVAL.name),
+    **dict.fromkeys(("reranking", "reranker", "cross encoder", "text ranking"), RERANK.name),
     **dict.fromkeys(("spelling", "csc", "grammar"), CORRECTION.name),
 }
 

@@ -316,7 +316,7 @@ def test_finetune_leads_here(base: Path, text: Path, tmp_path: Path) -> None:
     run = run_finetuning(source, base, tmp_path / "run", settings=QUICK, similarity=SimilaritySettings(vectors="cls"))
     assert results(run).keys() == {"anisotropy", "uniformity", "rows"}
     assert load(run).embedding.pooling == "cls"
-    with pytest.raises(ConfigError, match=r"temperature is 0\.1, which only applies to similarity; leave it out"):
+    with pytest.raises(ConfigError, match=r"temperature is 0\.1, which only applies to similarity and retrieval; l"):
         run_finetuning(Source("classify", text), base, tmp_path / "no", similarity=SimilaritySettings(temperature=0.1))
 
 

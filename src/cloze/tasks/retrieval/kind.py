@@ -14,7 +14,7 @@ from cloze.errors import ConfigError, DataError
 from cloze.options import check_types
 from cloze.tasks.kind import TaskKind
 
-RETRIEVAL_NAME = "retrieval"
+RETRIEVAL_NAME, RERANK_NAME = "retrieval", "rerank"
 
 RETRIEVAL = TaskKind(
     name=RETRIEVAL_NAME,
@@ -23,7 +23,24 @@ RETRIEVAL = TaskKind(
     metrics=("ndcg@10", "mrr@10", "recall@10", "recall@100", "precision@10", "map@100"),
     columns=("text", "pair", "label"),
     labelled=False,
+    settings=frozenset({"adapter", "adapter_size"}),
     unlabelled_note="retrieval has no labels to predict; it is only for cloze finetune (one run) and cloze evaluate",
+)
+
+RERANK = TaskKind(
+    name=RERANK_NAME,
+    summary="Train a cross-encoder, which reads a query and a passage together, to sort the results of a search.",
+    operation="rerank",
+    head="sequence",
+    targets="number",
+    metrics=RETRIEVAL.metrics,
+    columns=("text", "pair", "label"),
+    labelled=False,
+    settings=frozenset({"adapter", "adapter_size"}),
+    unlabelled_note="rerank has no labels to predict; it is only for cloze finetune (one run) and cloze rerank",
+    # As transformers names a single output, which is all that its configuration can say.
+    problem_type="regression",
+    answers="the relevance of a passage to a query",
 )
 
 
@@ -201,7 +218,8 @@ class TrainingPairs:
     def select(self, indices: Sequence[int]) -> Self:
         """Return the rows at these indices, in that order."""
         queries, positives, places = (
-            [column[index] for index in indices] for column in (self.queries, self.positives, self.places)
+            [column[index] for index in indices] if column else []
+            for column in (self.queries, self.positives, self.places)
         )
         negatives = [self.negatives[index] for index in indices]
         scores = None if self.scores is None else [self.scores[index] for index in indices]

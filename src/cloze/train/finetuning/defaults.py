@@ -43,6 +43,10 @@ _UPDATES = 250  # number of optimizer updates that a training should have
 _FEWEST_EPOCHS, _MOST_EPOCHS = 3, 20
 _WARMUP = 0.1
 
+# Retrieval and rerank: queries repeat few patterns, and more epochs mostly learn the passages by heart.
+_MOST_RANKING_EPOCHS = 5
+_LOW_RANK_RATE = 5e-4
+
 # Maximum lengths to choose from, the fraction of the training rows that must fit, and the number of rows to sample.
 _LENGTHS = (128, 256, 512)
 _HELD = 0.95
@@ -113,6 +117,21 @@ def choose_defaults(hidden_size: int, rows: int, settings: FinetuneSettings) -> 
         min(max(epochs, _FEWEST_EPOCHS), _MOST_EPOCHS),
         batch_size,
     )
+
+
+def choose_ranking_defaults(
+    hidden_size: int, rows: int, settings: FinetuneSettings, *, pairs: bool = False
+) -> TrainingDefaults:
+    """Choose learning rate, epochs and batch size of retrieval and, with ``pairs``, of rerank.
+
+    Large batches have more negatives, and one epoch is enough if there are many rows.
+    """
+    batch_size = 16 if pairs else 64
+    epochs = -(-_UPDATES // updates_per_epoch(rows, settings.batch_size or batch_size))
+    rate = choose_defaults(hidden_size, rows, settings).learning_rate
+    if not pairs and not settings.trains_all:
+        rate = _LOW_RANK_RATE
+    return TrainingDefaults(rate, min(epochs, _MOST_RANKING_EPOCHS), batch_size)
 
 
 def updates_per_epoch(rows: int, batch_size: int) -> int:

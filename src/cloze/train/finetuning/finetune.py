@@ -21,6 +21,7 @@ from cloze.tasks.correction.kind import CORRECTION
 from cloze.tasks.examples import fingerprint
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.reports import card_scores
+from cloze.tasks.retrieval.kind import RERANK, RETRIEVAL
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import SIMILARITY
 from cloze.train.driver import TrainingParts, run_training
@@ -42,12 +43,10 @@ from cloze.train.finetuning.objective import (
     report_unknown,
     with_mean_teacher,
 )
-from cloze.train.finetuning.settings import (
-    FinetuneSettings,
-    ResolvedSettings,
-    SimilaritySettings,
-    check_similarity_settings,
-)
+from cloze.train.finetuning.ranking_settings import check_ranking_settings
+from cloze.train.finetuning.rerank import finetune_rerank
+from cloze.train.finetuning.retrieval import finetune_retrieval
+from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SimilaritySettings
 from cloze.train.finetuning.similarity import PairObjective, finetune_similarity
 from cloze.train.finetuning.trainable import add_head, cache_frozen_states, has_pairs, load_checked_base
 from cloze.train.optimization import DivergedError
@@ -75,7 +74,7 @@ def run_finetuning(
         model: The model folder to start from, a run, or a hub name.
         out: The run's folder, which is created.
         settings: The training settings.
-        similarity: Settings of contrastive training, for the task ``similarity``.
+        similarity: Settings of the tasks ``similarity``, ``retrieval`` (``RankingSettings``) and ``rerank``.
         device: Where to train; by default an accelerator if there is one.
         fresh: Delete an existing run and start over.
         progress: Receives messages and progress.
@@ -91,10 +90,12 @@ def run_finetuning(
         >>> run = run_finetuning(cloze.Source("classify", "train.csv", "dev.csv"), "MODEL", "runs/mood")
         >>> cloze.load(run).classify(["What a day!"])
     """
-    check_similarity_settings(source.task, similarity or SimilaritySettings())
+    check_ranking_settings(source.task, similarity or SimilaritySettings())
     # Kinds without labels have their own training functions.
     trainers: dict[str, Callable[..., Path]] = {
         SIMILARITY.name: partial(finetune_similarity, similarity=similarity),
+        RETRIEVAL.name: partial(finetune_retrieval, similarity=similarity),
+        RERANK.name: partial(finetune_rerank, similarity=similarity),
         CORRECTION.name: finetune_correction,
     }
     if source.task.lower() in trainers:

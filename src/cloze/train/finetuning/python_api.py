@@ -32,6 +32,7 @@ from cloze.tasks.reports import (
     text_report,
 )
 from cloze.tasks.rows import OnBadRow, RowSettings, Source
+from cloze.train.finetuning.ranking_settings import RankingSettings
 from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, SearchSettings, SimilaritySettings
 from cloze.train.run import Run, series, svg_curve
 
@@ -183,8 +184,8 @@ def finetune(
     """Fine-tune a model on rows from a file or in memory; the same call resumes an unfinished run.
 
     Args:
-        task: What to learn: classify, multilabel, regress, tag, answer, choose, similarity, correction, or a published
-            task. Or a ``Source``; the next two arguments are then the model and the run's folder.
+        task: What to learn: classify, multilabel, regress, tag, answer, choose, similarity, retrieval, rerank,
+            correction, or a published task. Or a ``Source``, followed by the model and the run's folder.
         train: The training rows: a path, a list of dicts, ``(texts, labels)``, a pandas or polars data frame, an Arrow
             table, a ``datasets.Dataset``, or any iterable of rows.
         dev: The dev rows, in any of these forms; by default, a tenth of the training rows is held out.
@@ -197,12 +198,12 @@ def finetune(
         options: For choose: the column with a list of options, or comma-separated columns with one each.
         on_bad_row: ``stop``, or ``skip`` and count.
         settings: The training settings; alternatively, pass its fields by name.
-        similarity: Settings of contrastive training, for the task ``similarity``.
+        similarity: Settings of the tasks ``similarity``, ``retrieval`` and ``rerank``; or pass its fields by name.
         device: Where to train; by default an accelerator if there is one.
         fresh: Delete an existing run and start over.
         progress: A listener; True for a progress bar, False for none. By default, a bar on terminals and in notebooks,
             otherwise a line every ten seconds on standard error.
-        **more: Fields of ``FinetuneSettings`` and ``SimilaritySettings``; ``grid``, ``seeds`` or ``folds``: a search.
+        **more: Fields of ``FinetuneSettings`` and ``RankingSettings``; ``grid``, ``seeds`` or ``folds``: a search.
 
     Returns:
         The run, with ``model``, ``metrics``, ``history`` and ``predictions``; it is also the path of its folder.
@@ -217,7 +218,7 @@ def finetune(
         >>> run.model.classify(["good"])
     """
     made, made_similarity, search_settings = make_settings(
-        (FinetuneSettings, SimilaritySettings, SearchSettings), check_given_once(more, settings), _arguments(finetune)
+        (FinetuneSettings, RankingSettings, SearchSettings), check_given_once(more, settings), _arguments(finetune)
     )
     if isinstance(task, Source):
         source, model, out = task, train if model is None else model, dev if out is None else out

@@ -4,7 +4,7 @@ Imports nothing heavy, because the command line loads it for ``--help``. The doc
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from cloze.corpus.settings import Masking
@@ -13,7 +13,7 @@ from cloze.options import LONGEST_ANSWER, AdapterKind, FeatureHead, Features, He
 from cloze.train.settings import LoopSettings, PrecisionName, PretrainSettings, check_precision
 
 Augment = Literal["none", "contextual", "edits"]
-SimilarityObjective = Literal["contrastive", "cosent", "cosine"]
+SimilarityObjective = Literal["contrastive", "cosent", "cosine", "margin-mse", "listwise", "pairwise", "pointwise"]
 
 # Settings of the training loop and of the layers it trains; a head that is fitted in closed form ignores them.
 LOOP_SETTINGS = (
@@ -260,11 +260,12 @@ class SimilaritySettings:
     """Additional settings of training for similarity."""
 
     objective: SimilarityObjective | None = None
-    """For similarity: contrastive; or cosent or cosine, for pairs with scores or 0/1 labels; chosen by default."""
+    """For similarity: contrastive, or cosent or cosine for scored pairs; for retrieval: contrastive, or margin-mse for
+    scores of a reranker; for rerank: listwise, pairwise or pointwise. By default, the first, or as suits the rows."""
     temperature: float = 0.05
-    """For similarity: temperature of the softmax over cosines; lower values weight hard negatives more."""
+    """For similarity and retrieval: temperature of the softmax over cosines; lower ones weight hard negatives more."""
     vectors: str | None = None
-    """For similarity: the pooling to train with, such as mean, mean_words, cls or pooler; by default, the model's."""
+    """For similarity and retrieval: the pooling to train with, such as mean, cls or pooler; by default, the model's."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -273,16 +274,6 @@ class SimilaritySettings:
         known = get_args(SimilarityObjective)
         if self.objective is not None and self.objective not in known:
             raise ConfigError(f"unknown objective {self.objective!r}{did_you_mean(self.objective, known)}")
-
-
-def check_similarity_settings(task: str, similarity: SimilaritySettings) -> None:
-    """Refuse settings of training for similarity in another task, which would ignore them."""
-    from cloze.tasks.similarity.kind import SIMILARITY  # deferred: it imports numpy, which --help must not load
-
-    for field in fields(similarity):
-        value = getattr(similarity, field.name)
-        if task.lower() != SIMILARITY.name and value != field.default:
-            raise ConfigError(f"{field.name} is {value!r}, which only applies to similarity; leave it out")
 
 
 @dataclass(frozen=True)

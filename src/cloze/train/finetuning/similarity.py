@@ -40,6 +40,7 @@ from cloze.tasks.similarity.kind import (
 from cloze.tasks.tables import is_table
 from cloze.text import Tokenizer
 from cloze.train.driver import TrainingParts, run_training
+from cloze.train.finetuning.contrastive import contrast
 from cloze.train.finetuning.defaults import (
     ChosenLength,
     TrainingDefaults,
@@ -89,15 +90,6 @@ class PairObjective(nn.Module):
             return ObjectiveOutput(functional.mse_loss(cosines, batch.targets, reduction="sum") * share)
         # CoSENT is one logarithm over all pairs of pairs, not a sum over rows, so the part is weighted by its size.
         return ObjectiveOutput(cosent(cosines, batch.targets, self._temperature) * len(cosines) * share)
-
-
-def contrast(firsts: Tensor, seconds: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of unit vectors, (B, H) each, and how many vectors are closest to their partner."""
-    # Not in bfloat16, which rounds off the digits in which cosines differ.
-    with torch.autocast(firsts.device.type, enabled=False):
-        cosines = firsts @ seconds.T / temperature  # (B, B)
-    own = torch.arange(len(firsts), device=firsts.device)
-    return functional.cross_entropy(cosines, own, reduction="sum"), cosines.argmax(-1).eq(own).sum()
 
 
 def cosent(cosines: Tensor, scores: Tensor, temperature: float) -> Tensor:

@@ -7,7 +7,7 @@ The selection happens before the training loop: adapters are attached, and froze
 so settings that cannot work are rejected before anything is recorded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -253,11 +253,11 @@ def check_length(length: int | None, base: ModelFolder) -> None:
         )
 
 
-def check_label_free_settings(settings: FinetuneSettings, task: str) -> None:
-    """Reject settings that training without labels would silently ignore."""
+def check_label_free_settings(settings: FinetuneSettings, task: str, more: Collection[str] = ()) -> None:
+    """Reject settings that training without labels would silently ignore; ``more`` names further supported ones."""
     for field in fields(settings):
         value = getattr(settings, field.name)
-        if field.name not in LABEL_FREE_SETTINGS and value != field.default:
+        if field.name not in {*LABEL_FREE_SETTINGS, *more} and value != field.default:
             raise ConfigError(f"{field.name} is {value!r}, which training for {task} does not support; leave it out")
 
 
