@@ -23,7 +23,7 @@ from cloze.predict.embeddings.pooling import find_pool
 from cloze.progress import Silent
 from cloze.tasks.retrieval.kind import TrainingPairs
 from cloze.train.finetuning.contrastive import ContrastiveBatches, ContrastiveObjective, default_chunk_tokens
-from cloze.train.finetuning.retrieval import encode_rows
+from cloze.train.finetuning.retriever import encode_rows
 from cloze.train.optimization import Schedule, make_optimizer, set_rate
 from cloze.train.settings import LoopSettings
 from minilm import minilm  # module in benchmarks/

@@ -78,7 +78,7 @@ _HOMES = {
     "PretrainSettings": "cloze.train.settings",
     "FinetuneSettings": "cloze.train.finetuning.settings",
     "SearchSettings": "cloze.train.finetuning.settings",
-    "AdaptSettings": "cloze.train.finetuning.settings",
+    "AdaptSettings": "cloze.train.distillation.settings",
     "CompareSettings": "cloze.comparison.settings",
     "DistillSettings": "cloze.train.distillation.settings",
     "TextDistillSettings": "cloze.train.distillation.settings",
@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     from cloze.tasks.retrieval.kind import RetrievalData as RetrievalData
     from cloze.tasks.retrieval.kind import TrainingPairs as TrainingPairs
     from cloze.tasks.rows import Source as Source
+    from cloze.train.distillation.settings import AdaptSettings as AdaptSettings
     from cloze.train.distillation.settings import DistillSettings as DistillSettings
     from cloze.train.distillation.settings import TextDistillSettings as TextDistillSettings
     from cloze.train.finetuning.label_quality import find_label_errors as find_label_errors
@@ -127,7 +128,6 @@ if TYPE_CHECKING:
     from cloze.train.finetuning.python_api import distill as distill
     from cloze.train.finetuning.python_api import finetune as finetune
     from cloze.train.finetuning.search import search as search
-    from cloze.train.finetuning.settings import AdaptSettings as AdaptSettings
     from cloze.train.finetuning.settings import FinetuneSettings as FinetuneSettings
     from cloze.train.finetuning.settings import SearchSettings as SearchSettings
     from cloze.train.pretraining.pretrain import pretrain as pretrain

@@ -18,7 +18,7 @@ ALLOWED = {
     ("cli/__init__.py", "choose"): "names of commands",
     ("cli/__init__.py", "rerank"): "names of commands",
     ("predict/retrieval.py", "rerank"): "a stage of progress",
-    ("train/finetuning/ranking_settings.py", "similarity"): "its settings; its descriptor imports NumPy",
+    ("train/finetuning/settings.py", "similarity"): "its settings; its descriptor imports NumPy",
     ("cli/prediction.py", "answer"): "a column of the output",
     ("cli/word_prediction.py", "tag"): "a column of the output",
     ("comparison/settings.py", "classify"): "the kind of the tasks of a comparison",

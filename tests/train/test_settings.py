@@ -5,8 +5,9 @@ import pytest
 
 from cloze.errors import ConfigError
 from cloze.progress import Silent
+from cloze.train.distillation.settings import AdaptSettings
 from cloze.train.finetuning.defaults import resolve_settings
-from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, ResolvedSettings
+from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
 from cloze.train.settings import LoopSettings, PretrainSettings
 
 WRONG = [

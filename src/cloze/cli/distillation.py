@@ -12,8 +12,7 @@ from cloze.cli.outputs import check_folder
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.rows import RowSettings
-from cloze.train.distillation.settings import DistillSettings, TextDistillSettings
-from cloze.train.finetuning.settings import AdaptSettings
+from cloze.train.distillation.settings import AdaptSettings, DistillSettings, TextDistillSettings
 
 Settings = TypeVar("Settings", DistillSettings, TextDistillSettings)
 HERE = Machine()

@@ -33,8 +33,7 @@ from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction.kind import CORRECTION_NAME, CorrectionSettings
 from cloze.tasks.retrieval.kind import RETRIEVAL_NAME, RetrievalSettings
 from cloze.tasks.rows import RowSettings, Source
-from cloze.train.finetuning.ranking_settings import RankingSettings, check_ranking_settings
-from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
+from cloze.train.finetuning.settings import FinetuneSettings, RankingSettings, SearchSettings, check_ranking_settings
 from cloze.train.settings import MlmEvaluationSettings
 
 if TYPE_CHECKING:

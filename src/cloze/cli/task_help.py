@@ -123,8 +123,7 @@ def _hidden_columns(kind: "TaskKind", published: bool) -> set[str]:
 
 
 def _hidden_in_finetuning(spec: "TaskSpec | TaskKind") -> set[str]:
-    from cloze.train.finetuning.ranking_settings import SETTINGS_OF, RankingSettings
-    from cloze.train.finetuning.settings import SearchSettings
+    from cloze.train.finetuning.settings import SETTINGS_OF, RankingSettings, SearchSettings
 
     kind, published = _kind_of(spec)
     hidden = _hidden_columns(kind, published) | {flag for flag, applies in task_flags(kind).items() if not applies}

@@ -29,7 +29,7 @@ from cloze.train.finetuning.contrastive import (
     default_chunk_tokens,
     margin_mse,
 )
-from cloze.train.finetuning.retrieval import encode_rows
+from cloze.train.finetuning.retriever import encode_rows
 from tests.model.made import SMALL, WORDS, assert_close, model_folder, saved
 
 ROWS = 6

@@ -9,10 +9,11 @@ from cloze.cli.distillation import print_starts
 from cloze.errors import ConfigError, DataError
 from cloze.predict import Difference, load
 from cloze.tasks.rows import Source
+from cloze.train.distillation.settings import AdaptSettings
 from cloze.train.finetuning import domain_adaptation
 from cloze.train.finetuning.domain_adaptation import adapt, choose_start
 from cloze.train.finetuning.search import compare_searches
-from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.finetuning.test_finetune import make_rows, write
 from tests.train.made import Listener

@@ -20,10 +20,9 @@ from cloze.progress import Interrupted
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.contrastive import ContrastiveBatches
 from cloze.train.finetuning.finetune import run_finetuning
-from cloze.train.finetuning.ranking_settings import RankingSettings
-from cloze.train.finetuning.rerank import RerankBatches, ranking_loss
-from cloze.train.finetuning.retrieval import MOST_DEV_PASSAGES, read_ranking
-from cloze.train.finetuning.settings import FinetuneSettings
+from cloze.train.finetuning.reranker import RerankBatches, ranking_loss
+from cloze.train.finetuning.retriever import MOST_DEV_PASSAGES, read_ranking
+from cloze.train.finetuning.settings import FinetuneSettings, RankingSettings
 from tests.model.made import SMALL, WORDS, assert_close, model_folder, saved
 from tests.train.made import Listener, interrupted_at
 
@@ -160,7 +159,7 @@ def test_queries_are_held_out_with_all_of_their_rows(tmp_path: Path) -> None:
 def test_large_dev_sets_are_searched_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"query": f"q{number}", "positive": f"p{number}"} for number in range(40)]
     assert MOST_DEV_PASSAGES == 10_000
-    monkeypatch.setattr("cloze.train.finetuning.retrieval.MOST_DEV_PASSAGES", 15)
+    monkeypatch.setattr("cloze.train.finetuning.retriever.MOST_DEV_PASSAGES", 15)
     data = read_ranking(Source("retrieval", write(tmp_path / "rows.jsonl", rows)))
     assert len(data.dev.documents) == 15
     assert data.notes[-1] == "dev queries are searched among 15 of 40 passages, a sample"

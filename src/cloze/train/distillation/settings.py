@@ -1,4 +1,4 @@
-"""Settings of ``cloze distill``.
+"""Settings of ``cloze distill`` and of ``cloze adapt``, which trains on the text of a domain before fine-tuning.
 
 Imports nothing heavy, because the command line loads it for ``--help``. The docstring of a field is its flag's help.
 """
@@ -6,11 +6,12 @@ Imports nothing heavy, because the command line loads it for ``--help``. The doc
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from cloze.corpus.settings import Masking
 from cloze.errors import ConfigError, did_you_mean
 from cloze.options import LongTexts, check_types
 from cloze.options import PrecisionName as InferencePrecision
-from cloze.train.finetuning.settings import SHORTEST, ResolvedSettings
-from cloze.train.settings import LoopSettings, PrecisionName
+from cloze.train.finetuning.settings import SHORTEST, FinetuneSettings, ResolvedSettings, SearchSettings
+from cloze.train.settings import LoopSettings, PrecisionName, PretrainSettings
 
 Take = Literal["first", "alternate"]
 WEIGHTS = ("labels_weight", "logits_weight", "states_weight", "attention_weight")
@@ -276,3 +277,62 @@ class TextTraining(ResolvedSettings):
         steps = self.epochs * steps_per_epoch if by_epochs else self.steps
         every = self.evaluate_every
         return replace(super().loop(steps_per_epoch), steps=steps, hours=self.hours, evaluate_every=every)
+
+
+@dataclass(frozen=True)
+class AdaptSettings:
+    """Settings of ``cloze adapt`` and ``cloze.adapt``: further pre-training on domain and task text.
+
+    Each attribute's docstring describes it, and is also the help text of its flag.
+
+    Raises:
+        ConfigError: If a value is out of range or the masking is not available here.
+
+    Example:
+        >>> cloze.AdaptSettings(domain_steps=500, overlap="drop").masking
+        'word'
+    """
+
+    domain_steps: int = 2000
+    """Optimizer steps on the domain text."""
+    task_steps: int = 300
+    """Optimizer steps on the texts of the training rows."""
+    adapt_learning_rate: float = 1e-4
+    """Peak learning rate of both pre-training stages."""
+    adapt_batch_size: int = 32
+    """Batch size of both pre-training stages, in sequences per optimizer step."""
+    adapt_max_length: int = 128
+    """Maximum sequence length of both pre-training stages, in tokens."""
+    masking: Masking = "word"
+    """Unit of masking: token, word, ngram or span."""
+    held_out: float = 0.05
+    """Fraction of the domain documents that is held out for evaluation."""
+    seeds: int = 3
+    """Number of fine-tuning runs per starting model; gains are paired by seed and by dev row."""
+    overlap: Literal["refuse", "drop", "allow"] = "refuse"
+    """If dev or test rows occur in the domain text: refuse the text, drop the affected documents, or allow them."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.masking in ("entity", "correction"):
+            raise ConfigError(f"masking is {self.masking}; expected token, word, ngram or span")
+        SearchSettings(seeds=self.seeds)
+        for steps in (self.domain_steps, self.task_steps):
+            self.pretraining(steps, FinetuneSettings())
+
+    def pretraining(self, steps: int, finetuning: FinetuneSettings) -> PretrainSettings:
+        """Return the settings of one stage: masked words only, since a task's rows have no next sentences.
+
+        Precision, accumulation and checkpointing are taken from the fine-tuning settings.
+        """
+        return PretrainSettings(
+            steps=steps,
+            batch_size=self.adapt_batch_size,
+            max_length=self.adapt_max_length,
+            learning_rate=self.adapt_learning_rate,
+            masking=self.masking,
+            objective="none",
+            accumulate=finetuning.accumulate,
+            checkpointing=finetuning.checkpointing,
+            precision=finetuning.precision,
+        )

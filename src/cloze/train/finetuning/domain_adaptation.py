@@ -35,9 +35,10 @@ from cloze.tasks.intervals import Difference
 from cloze.tasks.kind import PlacedTexts
 from cloze.tasks.registry import TaskData, find_task, read_task
 from cloze.tasks.rows import Source
+from cloze.train.distillation.settings import AdaptSettings
 from cloze.train.finetuning.defaults import keep_recorded_length
 from cloze.train.finetuning.search import compare_searches, search
-from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, SearchSettings
+from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.finetuning.trainable import load_checked_base
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.run import Run

@@ -43,10 +43,14 @@ from cloze.train.finetuning.objective import (
     report_unknown,
     with_mean_teacher,
 )
-from cloze.train.finetuning.ranking_settings import check_ranking_settings
-from cloze.train.finetuning.rerank import finetune_rerank
-from cloze.train.finetuning.retrieval import finetune_retrieval
-from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SimilaritySettings
+from cloze.train.finetuning.reranker import finetune_rerank
+from cloze.train.finetuning.retriever import finetune_retrieval
+from cloze.train.finetuning.settings import (
+    FinetuneSettings,
+    ResolvedSettings,
+    SimilaritySettings,
+    check_ranking_settings,
+)
 from cloze.train.finetuning.similarity import PairObjective, finetune_similarity
 from cloze.train.finetuning.trainable import add_head, cache_frozen_states, has_pairs, load_checked_base
 from cloze.train.optimization import DivergedError

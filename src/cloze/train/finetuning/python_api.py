@@ -32,8 +32,8 @@ from cloze.tasks.reports import (
     text_report,
 )
 from cloze.tasks.rows import OnBadRow, RowSettings, Source
-from cloze.train.finetuning.ranking_settings import RankingSettings
-from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, SearchSettings, SimilaritySettings
+from cloze.train.distillation.settings import AdaptSettings
+from cloze.train.finetuning.settings import FinetuneSettings, RankingSettings, SearchSettings, SimilaritySettings
 from cloze.train.run import Run, series, svg_curve
 
 if TYPE_CHECKING:

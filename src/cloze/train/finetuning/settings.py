@@ -3,14 +3,14 @@
 Imports nothing heavy, because the command line loads it for ``--help``. The docstring of a field is its flag's help.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from cloze.corpus.settings import Masking
 from cloze.errors import ConfigError, did_you_mean, format_option
 from cloze.options import LONGEST_ANSWER, AdapterKind, FeatureHead, Features, HeadPooling, LongTexts, check_types
-from cloze.train.settings import LoopSettings, PrecisionName, PretrainSettings, check_precision
+from cloze.tasks.retrieval.kind import RERANK_NAME, RETRIEVAL_NAME
+from cloze.train.settings import LoopSettings, PrecisionName, check_precision
 
 Augment = Literal["none", "contextual", "edits"]
 SimilarityObjective = Literal["contrastive", "cosent", "cosine", "margin-mse", "listwise", "pairwise", "pointwise"]
@@ -276,6 +276,76 @@ class SimilaritySettings:
             raise ConfigError(f"unknown objective {self.objective!r}{did_you_mean(self.objective, known)}")
 
 
+# The objectives of each task; the first one is the default of retrieval and rerank. Similarity chooses by its rows.
+OBJECTIVES: Mapping[str, tuple[str, ...]] = {
+    "similarity": ("contrastive", "cosent", "cosine"),
+    RETRIEVAL_NAME: ("contrastive", "margin-mse"),
+    RERANK_NAME: ("listwise", "pairwise", "pointwise"),
+}
+
+
+@dataclass(frozen=True)
+class RankingSettings(SimilaritySettings):
+    """Additional settings of training for similarity, retrieval and reranking."""
+
+    negatives: int | None = None
+    """For retrieval and rerank: number of the row's negatives per step, drawn anew in every epoch; by default 1 for
+    retrieval, which also uses the passages of other rows, and 4 for rerank."""
+    symmetric: bool = False
+    """For retrieval: each passage must also identify its query."""
+    dimensions: str | None = None
+    """For retrieval: also train the first values of the vectors, such as 256,128,64; embed --dimensions cuts to these
+    sizes."""
+    query_prompt: str | None = None
+    """For retrieval: a prefix for queries, such as 'query: ', which is saved with the model; by default, the model's
+    own."""
+    document_prompt: str | None = None
+    """For retrieval: a prefix for passages, such as 'passage: '."""
+    chunk_tokens: int | None = None
+    """For retrieval: tokens that are encoded at once; a larger batch costs time (gradient caching), but no memory. By
+    default, as many as take about 2 GB."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("negatives", 0), ("chunk_tokens", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is {value}; expected at least {least}")
+        _ = self.sizes
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of ``dimensions``, largest first."""
+        words = [] if self.dimensions is None else self.dimensions.split(",")
+        if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+            raise ConfigError(f"dimensions is {self.dimensions!r}; expected numbers separated by commas, as in 256,128")
+        return tuple(sorted({int(word) for word in words}, reverse=True))
+
+
+# The settings that each task has.
+SETTINGS_OF: Mapping[str, tuple[str, ...]] = {
+    "similarity": tuple(field.name for field in fields(SimilaritySettings)),
+    RETRIEVAL_NAME: tuple(field.name for field in fields(RankingSettings)),
+    RERANK_NAME: ("objective", "negatives"),
+}
+
+
+def check_ranking_settings(task: str, settings: SimilaritySettings) -> None:
+    """Refuse settings of training for similarity, retrieval or rerank that the task would ignore."""
+    name = task.lower()
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if value != field.default and field.name not in SETTINGS_OF.get(name, ()):
+            tasks = " and ".join(one for one, names in SETTINGS_OF.items() if field.name in names)
+            raise ConfigError(f"{field.name} is {value!r}, which only applies to {tasks}; leave it out")
+    known = OBJECTIVES.get(name, ())
+    if settings.objective is not None and settings.objective not in known:
+        raise ConfigError(
+            f"{format_option('objective')} is {settings.objective!r}, which is not one of {name}"
+            f"{did_you_mean(settings.objective, known)}"
+        )
+
+
 @dataclass(frozen=True)
 class SearchSettings:
     """Settings of ``cloze.search``: several fine-tuning runs over a grid, seeds or folds.
@@ -313,62 +383,3 @@ class SearchSettings:
     def several(self) -> bool:
         """Whether there is more than one run."""
         return self.grid or self.seeds > 1 or self.folds > 0
-
-
-@dataclass(frozen=True)
-class AdaptSettings:
-    """Settings of ``cloze adapt`` and ``cloze.adapt``: further pre-training on domain and task text.
-
-    Each attribute's docstring describes it, and is also the help text of its flag.
-
-    Raises:
-        ConfigError: If a value is out of range or the masking is not available here.
-
-    Example:
-        >>> cloze.AdaptSettings(domain_steps=500, overlap="drop").masking
-        'word'
-    """
-
-    domain_steps: int = 2000
-    """Optimizer steps on the domain text."""
-    task_steps: int = 300
-    """Optimizer steps on the texts of the training rows."""
-    adapt_learning_rate: float = 1e-4
-    """Peak learning rate of both pre-training stages."""
-    adapt_batch_size: int = 32
-    """Batch size of both pre-training stages, in sequences per optimizer step."""
-    adapt_max_length: int = 128
-    """Maximum sequence length of both pre-training stages, in tokens."""
-    masking: Masking = "word"
-    """Unit of masking: token, word, ngram or span."""
-    held_out: float = 0.05
-    """Fraction of the domain documents that is held out for evaluation."""
-    seeds: int = 3
-    """Number of fine-tuning runs per starting model; gains are paired by seed and by dev row."""
-    overlap: Literal["refuse", "drop", "allow"] = "refuse"
-    """If dev or test rows occur in the domain text: refuse the text, drop the affected documents, or allow them."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.masking in ("entity", "correction"):
-            raise ConfigError(f"masking is {self.masking}; expected token, word, ngram or span")
-        SearchSettings(seeds=self.seeds)
-        for steps in (self.domain_steps, self.task_steps):
-            self.pretraining(steps, FinetuneSettings())
-
-    def pretraining(self, steps: int, finetuning: FinetuneSettings) -> PretrainSettings:
-        """Return the settings of one stage: masked words only, since a task's rows have no next sentences.
-
-        Precision, accumulation and checkpointing are taken from the fine-tuning settings.
-        """
-        return PretrainSettings(
-            steps=steps,
-            batch_size=self.adapt_batch_size,
-            max_length=self.adapt_max_length,
-            learning_rate=self.adapt_learning_rate,
-            masking=self.masking,
-            objective="none",
-            accumulate=finetuning.accumulate,
-            checkpointing=finetuning.checkpointing,
-            precision=finetuning.precision,
-        )

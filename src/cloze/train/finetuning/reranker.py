@@ -48,7 +48,7 @@ from cloze.train.finetuning.defaults import (
     report_length,
 )
 from cloze.train.finetuning.objective import TaskBatch, report_unknown, shuffle_batches
-from cloze.train.finetuning.retrieval import RankingData, as_ranking, read_ranking
+from cloze.train.finetuning.retriever import RankingData, as_ranking, read_ranking
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SimilaritySettings
 from cloze.train.finetuning.trainable import check_label_free_settings, check_length, make_trainable
 from cloze.train.loop import ObjectiveOutput

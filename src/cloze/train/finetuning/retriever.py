@@ -48,8 +48,7 @@ from cloze.train.finetuning.defaults import (
     report_length,
 )
 from cloze.train.finetuning.objective import report_unknown
-from cloze.train.finetuning.ranking_settings import RankingSettings
-from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SimilaritySettings
+from cloze.train.finetuning.settings import FinetuneSettings, RankingSettings, ResolvedSettings, SimilaritySettings
 from cloze.train.finetuning.trainable import SIZES, check_label_free_settings, check_length, freeze_lowest
 from cloze.train.run import Run
 
