@@ -18,6 +18,9 @@ ALLOWED = {
     ("cli/__init__.py", "choose"): "names of commands",
     ("cli/__init__.py", "rerank"): "names of commands",
     ("predict/retrieval.py", "rerank"): "a stage of progress",
+    ("serve/operations.py", "rerank"): "an operation of the service",
+    ("serve/routes.py", "rerank"): "an operation of the service",
+    ("serve/tokenization.py", "rerank"): "an operation of the service",
     ("train/finetuning/settings.py", "similarity"): "its settings; its descriptor imports NumPy",
     ("cli/prediction.py", "answer"): "a column of the output",
     ("cli/word_prediction.py", "tag"): "a column of the output",
@@ -29,7 +32,7 @@ ALLOWED = {
         (f"{module}.py", "correction"): "a way to mask"
         for module in (
             *("corpus/settings", "corpus/masking", "corpus/audit", "corpus/word_tables"),
-            *("train/settings", "train/finetuning/settings"),
+            *("train/settings", "train/distillation/settings"),
         )
     },
 }
