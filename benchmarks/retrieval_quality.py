@@ -27,8 +27,8 @@ from cloze.files import read_json, replace_json
 from cloze.predict import Model
 from cloze.predict.retrieval import bm25_run, search_run
 from cloze.tasks.intervals import MeanRows, bootstrap_intervals, paired_difference
+from cloze.tasks.retrieval.judgements import rank, score_run
 from cloze.tasks.retrieval.kind import RetrievalData, Run
-from cloze.tasks.retrieval.metrics import rank, score_run
 from public_data import add_data, find_data  # module in benchmarks/
 
 METRICS = ("ndcg@10", "recall@10")

@@ -23,9 +23,8 @@ from cloze.predict.retrieval import (
     rerank_run,
     search_run,
 )
-from cloze.tasks.retrieval.judgements import read_run
+from cloze.tasks.retrieval.judgements import rank, read_run
 from cloze.tasks.retrieval.kind import RetrievalData, Run
-from cloze.tasks.retrieval.metrics import rank
 from tests.model.made import WORDS, model_folder, saved
 
 PROMPTS = {"query": "a mat ", "document": "the dog "}

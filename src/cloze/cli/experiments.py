@@ -247,7 +247,7 @@ def explain(
     """
     if out is not None:
         check_file(out, (".html",), flag="--out")
-    from cloze.inspect.views.decision_page import explanation_row, write_explanations
+    from cloze.inspect.views.page import explanation_row, write_explanations
     from cloze.predict import load
     from cloze.predict.integrated_gradients import faithfulness
 

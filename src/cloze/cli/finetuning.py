@@ -334,7 +334,7 @@ def _find_label_errors(
     """Print the probable label errors, and write all rows as a ranked file and a page."""
     from dataclasses import asdict
 
-    from cloze.inspect.views.decision_page import write_label_errors
+    from cloze.inspect.views.page import write_label_errors
     from cloze.train.finetuning.label_quality import HOW, PAGE, TABLE, find_label_errors
 
     with Reporter() as reporter:

@@ -98,7 +98,7 @@ def check_report(task: str, path: Path | None) -> None:
 
 def write_report_page(evaluation: "Evaluation", model: str, path: Path) -> None:
     """Write a page with the scores and the worst rows or queries."""
-    from cloze.inspect.views.decision_page import write_evaluation
+    from cloze.inspect.views.page import write_evaluation
 
     write_evaluation(evaluation, model, path)
 

@@ -4,13 +4,12 @@ A model maps a batch of token ids to hidden states, and a head maps the states t
 """
 
 from cloze.model.backbone import Backbone, Capabilities, first_positions, register_backbone
-from cloze.model.bert import Bert
+from cloze.model.bert import Bert, Gpt
 from cloze.model.building_blocks import EncoderOutput
 from cloze.model.config import PRESETS, BertConfig, preset
 from cloze.model.deberta import Deberta, DebertaV2
 from cloze.model.elmo import Elmo
 from cloze.model.encoder import Encoder
-from cloze.model.gpt import Gpt
 from cloze.model.heads import HEAD_NAMES, HeadName
 from cloze.model.static import StaticVectors
 from cloze.model.xlnet import XLNet

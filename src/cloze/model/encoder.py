@@ -89,7 +89,7 @@ class SelfAttention(nn.Module):
     token's query with all keys: a head learns what to look for (query), what a token offers (key) and what it passes on
     (value). The A heads work on D-wide slices, and ``output`` combines their results.
 
-    With ``causal``, a token attends only to itself and to the tokens before it (``model/gpt.py``).
+    With ``causal``, a token attends only to itself and to the tokens before it (``model/bert.py``).
     """
 
     def __init__(self, config: BertConfig, *, causal: bool = False) -> None:

@@ -23,9 +23,8 @@ from cloze.progress import Progress, Silent
 from cloze.tasks.baselines import Baseline, compare
 from cloze.tasks.intervals import MeanRows, bootstrap_intervals, paired_difference
 from cloze.tasks.reports import Evaluation, Table, headline, label_table, score_table, summary_lines
-from cloze.tasks.retrieval.judgements import write_run
+from cloze.tasks.retrieval.judgements import parse_metric, randomization_test, rank, score_run, write_run
 from cloze.tasks.retrieval.kind import RETRIEVAL, RetrievalData, Run
-from cloze.tasks.retrieval.metrics import parse_metric, randomization_test, rank, score_run
 from cloze.tasks.retrieval.ranking import Bm25, Hits, search_vectors, unit_vectors
 
 BM25 = "BM25"

@@ -7,8 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from cloze.errors import ClozeError
-from cloze.inspect.views.decision_page import render_data_page, write_explanations, write_label_errors
-from cloze.inspect.views.page import csp_hash
+from cloze.inspect.views.page import csp_hash, render_data_page, write_explanations, write_label_errors
 from cloze.predict.integrated_gradients import Explanation, WordAttribution, faithfulness
 from tests.inspect.test_browser import PAYLOADS, Visit, browser
 from tests.inspect.views.test_page import Parts

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from cloze.inspect.views.decision_page import write_evaluation
+from cloze.inspect.views.page import write_evaluation
 from cloze.predict import Evaluation
 from cloze.predict.retrieval import RetrievalEvaluation, evaluate_run
 from cloze.tasks.intervals import MeanRows

@@ -7,8 +7,8 @@ import pytest
 import pytrec_eval
 
 from cloze.errors import ConfigError
+from cloze.tasks.retrieval.judgements import parse_metric, randomization_test, rank, score_query, score_run
 from cloze.tasks.retrieval.kind import RetrievalData, Run
-from cloze.tasks.retrieval.metrics import parse_metric, randomization_test, rank, score_query, score_run
 
 CUTOFFS = (1, 3, 10, 100)
 # Names here -> names of trec_eval.
