@@ -186,8 +186,7 @@ def finetune(
     Args:
         task: What to learn: classify, multilabel, regress, tag, answer, choose, similarity, retrieval, rerank,
             correction, or a published task. Or a ``Source``, followed by the model and the run's folder.
-        train: The training rows: a path, a list of dicts, ``(texts, labels)``, a pandas or polars data frame, an Arrow
-            table, a ``datasets.Dataset``, or any iterable of rows.
+        train: The training rows: a path, ``(texts, labels)``, a data frame, an Arrow table, or any iterable of rows.
         dev: The dev rows, in any of these forms; by default, a tenth of the training rows is held out.
         model: The model folder or run to start from, or a model or hub name; by default, the shipped model
             that suits the task.
