@@ -64,7 +64,7 @@ def run_cloze(job: Job) -> Answer:
         predictions = model.regress(*_texts(dev)).tolist()
     else:
         assert job.data.labels is not None
-        predictions = [job.data.labels.indices[label.label] for label in model.classify(*_texts(dev))]
+        predictions = [job.data.labels.indices[str(label.label)] for label in model.classify(*_texts(dev))]
     return Answer(predictions, time.perf_counter() - start)
 
 

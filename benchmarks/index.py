@@ -13,6 +13,7 @@ cloze writes its complete index, with BM25 and a graph of the same size. Needs t
 import argparse
 import json
 import lzma
+import math
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -60,7 +62,8 @@ def paragraphs(data: Path) -> Iterator[str]:
 
 def passages_and_queries(data: Path, passages: int, queries: int) -> tuple[list[str], list[str]]:
     """Return passages, and as queries the first sentences of other paragraphs, spread over the same text."""
-    found, asked = [], []
+    found: list[str] = []
+    asked: list[str] = []
     every = max(2, passages // queries)
     for number, paragraph in enumerate(paragraphs(data)):
         if number % every == every - 1 and len(asked) < queries:
@@ -230,10 +233,10 @@ def _print_modes(title: str, index: Index, asked: Sequence[tuple[str, str]]) -> 
             for hits, (_, right) in zip(found, asked, strict=True)
         ]
         values = {
-            "ndcg@10": [0.0 if place is None else 1 / np.log2(place + 1) for place in places],
+            "ndcg@10": [0.0 if place is None else 1 / math.log2(place + 1) for place in places],
             "recall@10": [float(place is not None) for place in places],
         }
-        scores[mode] = MeanRows({key: np.array(column) for key, column in values.items()})
+        scores[mode] = MeanRows(values)
         intervals = bootstrap_intervals(scores[mode])
         columns = [
             f"{key} {100 * np.mean(values[key]):.1f} ({100 * low:.1f} to {100 * high:.1f})"
@@ -287,16 +290,15 @@ def _usearch_graphs(vectors: Floats) -> dict[str, Callable[[], tuple[int, Find]]
         graph.add(np.arange(len(vectors)), vectors, threads=1)
         return graph.serialized_length, lambda query: graph.search(query, 100, threads=1).keys.astype(np.int64)
 
-    return {f"usearch {dtype}": lambda dtype=dtype: make(dtype) for dtype in ("i8", "bf16", "f16", "f32")}
+    return {f"usearch {dtype}": partial(make, dtype) for dtype in ("i8", "bf16", "f16", "f32")}
 
 
 def _faiss_graphs(vectors: Floats) -> dict[str, Callable[[], tuple[int, Find]]]:
-    import faiss
-
+    faiss: Any = import_module("faiss")
     faiss.omp_set_num_threads(1)
 
     def make(description: str) -> tuple[int, Find]:
-        index = faiss.index_factory(vectors.shape[1], description, faiss.METRIC_INNER_PRODUCT)
+        index: Any = faiss.index_factory(vectors.shape[1], description, faiss.METRIC_INNER_PRODUCT)
         if "HNSW" in description:
             index.hnsw.efConstruction, index.hnsw.efSearch = segments.BUILD_WIDTH, segments.SEARCH_WIDTH
         else:
@@ -306,7 +308,7 @@ def _faiss_graphs(vectors: Floats) -> dict[str, Callable[[], tuple[int, Find]]]:
         found = lambda query: index.search(query[None], 100)[1][0]  # noqa: E731
         return len(faiss.serialize_index(index)), lambda query: found(query)[found(query) >= 0]
 
-    return {f"faiss {name}": lambda name=name: make(name) for name in ("HNSW16_SQfp16", "HNSW16", "IVF256,SQ8")}
+    return {f"faiss {name}": partial(make, name) for name in ("HNSW16_SQfp16", "HNSW16", "IVF256,SQ8")}
 
 
 def main() -> None:

@@ -82,10 +82,10 @@ def test_states_loss_and_gradients_equal_those_of_two_language_models(seed: int)
             torch.testing.assert_close(state[row, : len(ROWS[row])], states[layer], atol=1e-5, rtol=1e-5)
     losses = []
     width = model.config.table_width
-    for row, states in zip(ROWS, expected, strict=True):
-        tokens = torch.tensor(row)
+    for sequence, states in zip(ROWS, expected, strict=True):
+        tokens = torch.tensor(sequence)
         for logits, targets in ((states[-1][:-1, :width], tokens[1:]), (states[-1][1:, width:], tokens[:-1])):
-            scores = logits @ model.embedding.weight.T + model.heads["lm"].bias
+            scores = logits @ model.embedding.weight.T + model.get_parameter("heads.lm.bias")
             losses.append(torch.nn.functional.cross_entropy(scores, targets, reduction="none"))
     reference = torch.cat(losses).mean()
     reference_gradients = torch.autograd.grad(reference, list(model.parameters()))
@@ -129,7 +129,7 @@ def test_a_folder_is_restored_and_scores_by_its_forward_model(tmp_path: Path) ->
     [score] = model.score(["winter garden house"])
     ids = [TOKENIZER.cls_id, *TOKENIZER.encode_ids(["winter garden house"])[0]]
     last = reference_direction(made, "forwards", ids)[-1]
-    logs = (last[:-1] @ made.embedding.weight.T + made.heads["lm"].bias).log_softmax(-1)
+    logs = (last[:-1] @ made.embedding.weight.T + made.get_parameter("heads.lm.bias")).log_softmax(-1)
     expected = logs[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]
     torch.testing.assert_close(torch.tensor(score.log_probabilities), expected.detach(), atol=1e-5, rtol=1e-5)
     assert model.generate("winter", tokens=3, temperature=0)[0].tokens

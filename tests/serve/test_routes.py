@@ -325,7 +325,7 @@ def test_searches_are_not_swapped(served: Running, index: str) -> None:
 
     for response, hits in zip(served.run(ask), expected, strict=True):
         cosines = [one["cosine"] for one in response.json()["results"]]
-        np.testing.assert_allclose(cosines, [hit.cosine for hit in hits], atol=1e-5)
+        np.testing.assert_allclose(cosines, np.array([hit.cosine for hit in hits], float), atol=1e-5)
 
 
 def test_search_sees_changes(folders: dict[str, str], tmp_path: Path) -> None:

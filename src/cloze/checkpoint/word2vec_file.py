@@ -10,7 +10,7 @@ Dimensions: V words, H vector size.
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +85,7 @@ def _read_binary(path: Path, file: IO[bytes]) -> tuple[list[str], Floats]:
     if count * (4 * width + 2) > path.stat().st_size:
         raise CheckpointError(f"{path}: {count} vectors of size {width} do not fit into the file; fetch it again")
     words, vectors = [], np.empty((count, width), np.float32)
-    buffered = io.BufferedReader(file) if not isinstance(file, io.BufferedReader) else file
+    buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", file))
     for row in range(count):
         word = bytearray()
         while (byte := buffered.read(1)) not in (b" ", b""):

@@ -190,8 +190,8 @@ def _from_arrow(name: str, data: Any, index: Sequence[Any] | None = None) -> Row
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         if hasattr(data, "to_dict"):
             _refuse_double_columns(name, [str(column) for column in data.columns])
-            rows = _from_rows(name, data.to_dict("records"), [str(column) for column in data.columns])
-            return RowsInMemory(name, rows.cells, rows.columns, index)
+            converted = _from_rows(name, data.to_dict("records"), [str(column) for column in data.columns])
+            return RowsInMemory(name, converted.cells, converted.columns, index)
         reason = str(error).splitlines()[0]
         raise DataError(f"{name}: cannot be read as a table ({reason}); convert its columns to texts") from error
 

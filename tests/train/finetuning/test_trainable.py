@@ -131,7 +131,7 @@ def test_separable_labels_are_learned(data: Path, tmp_path: Path, way: str) -> N
     assert results["accuracy"] > 0.9
     texts = [row["text"] for row in make_rows(6, seed=2)]
     answers = [answer.label for answer in load(run).classify(texts)]
-    assert sum(word in text for word, text in zip(answers, texts, strict=True)) >= 5
+    assert sum(str(word) in text for word, text in zip(answers, texts, strict=True)) >= 5
     about = json.loads((run / "model" / "adapter.json").read_text(encoding="utf-8"))
     assert about["size"] == SIZES.get(way, 32)
     assert about["settings"]["learning_rate"] == 3e-3

@@ -123,7 +123,7 @@ def test_an_update_is_a_step_of_adagrad_on_the_squared_error() -> None:
     words, contexts = torch.tensor([0, 1, 1, 5]), torch.tensor([2, 2, 3, 5])
     logs, shares = torch.tensor([0.5, 1.0, -0.2, 2.0]), torch.tensor([0.1, 1.0, 0.5, 0.7])
     errors = (leaves[0][words] * leaves[1][contexts]).sum(1) + leaves[2][words][:, 0] + leaves[3][contexts][:, 0] - logs
-    (shares * errors**2 / 2).sum().backward()
+    torch.autograd.backward((shares * errors**2 / 2).sum())
     torch.optim.Adagrad(leaves, lr=0.05, initial_accumulator_value=1.0, eps=0.0).step()
     fit._update(words, contexts, logs, shares)
     for ours, expected in zip((fit.words, fit.contexts, fit.word_biases, fit.context_biases), leaves, strict=True):
@@ -155,7 +155,9 @@ def test_word2vec_learns_as_gensim_alone(data: Path, tmp_path: Path) -> None:
     counts = count_pieces(corpus, tokenizer.size)
     theirs = Word2Vec(vector_size=8, window=5, min_count=1, sg=1, workers=1, alpha=0.025, min_alpha=1e-4, seed=2,
                       sorted_vocab=0, negative=5, sample=1e-3)  # fmt: skip
-    theirs.build_vocab_from_freq({tokenizer.piece(number): int(counts[number]) for number in np.flatnonzero(counts)})
+    theirs.build_vocab_from_freq(
+        {tokenizer.piece(number): int(counts[number]) for number in np.flatnonzero(counts).tolist()}
+    )
     theirs.train(texts, total_examples=len(texts), total_words=int(counts.sum()), epochs=1)
     table = contents.model.token_table.weight.detach().numpy()
     for number in np.flatnonzero(counts).tolist():

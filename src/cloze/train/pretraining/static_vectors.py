@@ -260,7 +260,7 @@ class PairCounter:
 def _sum_equal(keys: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
     """Return the distinct keys in ascending order with the sums of their weights."""
     distinct, places = np.unique(keys, return_inverse=True)
-    return distinct, np.bincount(places, weights, minlength=len(distinct))
+    return distinct, np.bincount(places, weights, minlength=len(distinct)).astype(np.float64, copy=False)
 
 
 class GloveFit:
@@ -282,7 +282,7 @@ class GloveFit:
         logs, total, seen = torch.from_numpy(np.log(counts)).float(), 0.0, 0
         shares = torch.from_numpy(np.minimum(1.0, (counts / _FULL_COUNT) ** _POWER)).float()
         left, right = torch.from_numpy(first), torch.from_numpy(second)
-        for part in order.split(_UPDATE):
+        for part in torch.split(order, _UPDATE):
             # Counts are symmetric, but stored once: which piece is the context is drawn.
             swapped = torch.rand(len(part), generator=self._generator) < 0.5
             one, other = torch.where(swapped, right[part], left[part]), torch.where(swapped, left[part], right[part])
@@ -308,7 +308,7 @@ class GloveFit:
         return float((shares * errors * errors).sum())
 
     def _descend(self, table: Tensor, rows: Tensor, gradients: Tensor) -> None:
-        distinct, places = rows.unique(return_inverse=True)
+        distinct, places = torch.unique(rows, return_inverse=True)
         summed = gradients.new_zeros(len(distinct), table.shape[1]).index_add_(0, places, gradients)
         squares = self._sums[id(table)]
         squares[distinct] += summed * summed

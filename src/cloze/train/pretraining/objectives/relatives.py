@@ -250,7 +250,7 @@ class BothDirectionsObjective(NextTokenObjective):
         states = self.model(ids, segments, self.mask(batch)).last.flatten(0, 1)  # (B T, 2 D)
         width = states.shape[-1] // 2
         # The token after each position is the forward target; that position is the backward target of the token after.
-        losses, correct = [], 0.0
+        losses, correct = [], states.new_zeros(())
         for read, part, targets in (
             (positions, slice(None, width), following),
             (positions + 1, slice(width, None), ids.flatten()[positions]),
