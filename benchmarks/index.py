@@ -305,8 +305,12 @@ def _faiss_graphs(vectors: Floats) -> dict[str, Callable[[], tuple[int, Find]]]:
             index.nprobe = 32
         index.train(vectors)
         index.add(vectors)
-        found = lambda query: index.search(query[None], 100)[1][0]  # noqa: E731
-        return len(faiss.serialize_index(index)), lambda query: found(query)[found(query) >= 0]
+
+        def find(query: Floats) -> NDArray[np.int64]:
+            ids: NDArray[np.int64] = index.search(query[None], 100)[1][0]
+            return ids[ids >= 0]
+
+        return len(faiss.serialize_index(index)), find
 
     return {f"faiss {name}": partial(make, name) for name in ("HNSW16_SQfp16", "HNSW16", "IVF256,SQ8")}
 
