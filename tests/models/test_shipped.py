@@ -129,3 +129,12 @@ def test_its_card_names_its_data() -> None:
     card = (folder / "README.md").read_text(encoding="utf-8")
     for phrase in ("public domain", "OpenStax", "CC BY 4.0", "Kneser-Ney", "cloze pretrain", "MRPC", "SST-2", "STS-B"):
         assert phrase in card
+
+
+def test_classifier_from_the_sentence_model_is_compared_with_a_linear_head(tmp_path: Path) -> None:
+    """The comparison saves a model whose head takes the mean; the projection of the vectors is dropped."""
+    rows = [{"text": text, "label": label} for text, label in (("a good film", "yes"), ("a bad film", "no"))] * 20
+    run = cloze.finetune("classify", rows, rows, out=tmp_path / "run", progress=False)
+    loaded = cloze.load(run)
+    assert [label.label for label in loaded.classify(["a good film", "a bad film"])] == ["yes", "no"]
+    assert loaded.embed(["a good film"]).shape == (1, 256)

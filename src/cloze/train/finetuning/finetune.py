@@ -262,7 +262,7 @@ class _Finetuning:
 
         def finish(run: Run, used: ResolvedSettings) -> None:  # noqa: ARG001
             run.write_results(evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics)
-            run.finish(tuned)
+            run.finish(_after_training(tuned))
 
         return replace(self._tune(settings, tuned, wrapped), score=dict, finish=finish)
 
@@ -329,8 +329,12 @@ class _Finetuning:
             defaults = choose_defaults(tuned.model.config.hidden_size, len(data.train), used)
             run.write_advice(advise(run.metrics(), evaluation, used, defaults, data.metrics[0]), self.progress)
         card = finetuning_card(tuned, evaluation, method, data, self.recorded)
-        embedding = tuned.embedding.after_training(reads_mean=tuned.model.pooling != "cls")
-        run.finish(replace(tuned, embedding=embedding, card=card))
+        run.finish(replace(_after_training(tuned), card=card))
+
+
+def _after_training(tuned: ModelFolder) -> ModelFolder:
+    """Return a fine-tuned model whose vectors are pooled as its head does."""
+    return replace(tuned, embedding=tuned.embedding.after_training(reads_mean=tuned.model.pooling != "cls"))
 
 
 def _copy_history(compared: Run, run: Run) -> None:
