@@ -19,10 +19,10 @@ from cloze.progress import Interrupted
 from cloze.tasks.rows import Source
 from cloze.train import optimization as precision_module
 from cloze.train.finetuning import finetune as module
+from cloze.train.finetuning.contrastive import contrast
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.objective import TaskObjective, logits_distance
 from cloze.train.finetuning.settings import FinetuneSettings
-from cloze.train.finetuning.similarity import contrast
 from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.made import Listener, interrupted_at
 from tests.train.pretraining.test_pretrain import weights

@@ -27,13 +27,13 @@ from cloze.progress import Interrupted
 from cloze.tasks.examples import Item
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import ScoredPairs
+from cloze.train.finetuning.contrastive import contrast
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.objective import TaskBatches
 from cloze.train.finetuning.settings import FinetuneSettings, SimilaritySettings
 from cloze.train.finetuning.similarity import (
     PairObjective,
     SimilarityData,
-    contrast,
     cosent,
     finetune_similarity,
     read_similarity,

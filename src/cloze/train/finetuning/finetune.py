@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from cloze.checkpoint import ModelFolder, base_files, load_folder
 from cloze.checkpoint.folder import loading_note
 from cloze.hardware import choose_device
@@ -35,14 +33,7 @@ from cloze.train.finetuning.defaults import (
     resolve_task_settings,
 )
 from cloze.train.finetuning.few_labels import FewLabels, StageProgress, choose_few, remaining_epochs
-from cloze.train.finetuning.objective import (
-    TaskBatches,
-    TaskObjective,
-    balanced_weights,
-    make_batches,
-    report_unknown,
-    with_mean_teacher,
-)
+from cloze.train.finetuning.objective import TaskBatches, make_batches, make_objective, report_unknown
 from cloze.train.finetuning.reranker import finetune_rerank
 from cloze.train.finetuning.retriever import finetune_retrieval
 from cloze.train.finetuning.settings import (
@@ -52,7 +43,13 @@ from cloze.train.finetuning.settings import (
     check_ranking_settings,
 )
 from cloze.train.finetuning.similarity import PairObjective, finetune_similarity
-from cloze.train.finetuning.trainable import add_head, cache_frozen_states, has_pairs, load_checked_base
+from cloze.train.finetuning.trainable import (
+    add_head,
+    cache_frozen_states,
+    has_pairs,
+    load_checked_base,
+    with_trained_pooling,
+)
 from cloze.train.optimization import DivergedError
 from cloze.train.run import COMPARISON, Run
 
@@ -183,7 +180,7 @@ class _Finetuning:
             settings=settings,
             model=wrapped,
             batches=lambda: self._batches(wrapped, settings),
-            objective=lambda: _objective(data, wrapped, settings),
+            objective=lambda: make_objective(data, wrapped, settings),
             metric=data.metrics[0],
             score=lambda: evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics,
             finish=lambda run, used: self._finish(run, wrapped, tuned, used, used.summary),
@@ -262,7 +259,7 @@ class _Finetuning:
 
         def finish(run: Run, used: ResolvedSettings) -> None:  # noqa: ARG001
             run.write_results(evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics)
-            run.finish(_after_training(tuned))
+            run.finish(with_trained_pooling(tuned))
 
         return replace(self._tune(settings, tuned, wrapped), score=dict, finish=finish)
 
@@ -329,12 +326,7 @@ class _Finetuning:
             defaults = choose_defaults(tuned.model.config.hidden_size, len(data.train), used)
             run.write_advice(advise(run.metrics(), evaluation, used, defaults, data.metrics[0]), self.progress)
         card = finetuning_card(tuned, evaluation, method, data, self.recorded)
-        run.finish(replace(_after_training(tuned), card=card))
-
-
-def _after_training(tuned: ModelFolder) -> ModelFolder:
-    """Return a fine-tuned model whose vectors are pooled as its head does."""
-    return replace(tuned, embedding=tuned.embedding.after_training(reads_mean=tuned.model.pooling != "cls"))
+        run.finish(replace(with_trained_pooling(tuned), card=card))
 
 
 def _copy_history(compared: Run, run: Run) -> None:
@@ -362,12 +354,6 @@ def _batches(
     batches = make_batches(items, data.kind, tokenizer, settings, choose_device(device), progress)
     cache_frozen_states(wrapped.bert, batches.items, tokenizer.pad_id, progress)
     return batches
-
-
-def _objective(data: TaskData, wrapped: Model, settings: ResolvedSettings) -> nn.Module:
-    weights = balanced_weights(data) if settings.class_weights == "balanced" else None
-    objective = TaskObjective(wrapped.bert, wrapped.heads[0], weights).to(wrapped.device)
-    return with_mean_teacher(objective, settings.mean_teacher, settings.teacher_decay)
 
 
 def _recorded(source: Mapping[str, Any], model: str | Path, data: TaskData) -> dict[str, Any]:

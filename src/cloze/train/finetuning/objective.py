@@ -22,6 +22,7 @@ from cloze.model import Backbone, HeadName
 from cloze.model.batch import Batch, collate
 from cloze.model.losses import IMPOSSIBLE, task_logits, task_loss
 from cloze.options import IGNORED
+from cloze.predict import Model
 from cloze.progress import Progress
 from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import Item
@@ -298,3 +299,10 @@ def logits_distance(logits: Tensor, teacher_logits: Tensor, targets: Tensor, tot
 def with_mean_teacher(objective: TaskObjective, weight: float, decay: float) -> nn.Module:
     """Add a mean teacher to an objective; return the objective unchanged if ``weight`` is 0."""
     return MeanTeacherObjective(objective, weight, decay) if weight else objective
+
+
+def make_objective(data: TaskData, wrapped: Model, settings: ResolvedSettings) -> nn.Module:
+    """Return the loss of the head, with the class weights and the mean teacher of the settings."""
+    weights = balanced_weights(data) if settings.class_weights == "balanced" else None
+    objective = TaskObjective(wrapped.bert, wrapped.heads[0], weights).to(wrapped.device)
+    return with_mean_teacher(objective, settings.mean_teacher, settings.teacher_decay)

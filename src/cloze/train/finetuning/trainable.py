@@ -8,7 +8,7 @@ so settings that cannot work are rejected before anything is recorded.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -316,3 +316,8 @@ def check_few(kind: TaskKind, settings: FinetuneSettings) -> None:
             f"{ignored[0]} is {getattr(settings, ignored[0])!r}, but the head of few is fitted without training steps; "
             "leave it out, or add contrastive"
         )
+
+
+def with_trained_pooling(tuned: ModelFolder) -> ModelFolder:
+    """Return a fine-tuned model whose vectors are pooled as its head does."""
+    return replace(tuned, embedding=tuned.embedding.after_training(reads_mean=tuned.model.pooling != "cls"))
