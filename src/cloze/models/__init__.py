@@ -39,7 +39,7 @@ SHIPPED_MODELS = (
     ),
     ModelPurpose(
         SENTENCE_MODEL,
-        "sentence vectors, similarity and search, a start for classifiers of texts and pairs; close to all-MiniLM-L6-v2",
+        "sentence vectors, similarity and search, a start for classifiers of texts; close to all-MiniLM-L6-v2",
         "filling blanks, other languages",
         "English",
         "4 layers, hidden size 256, up to 256 tokens",
