@@ -65,6 +65,11 @@ def api_page(title: str, names: list[str]) -> str:
     return f"# API: {title}\n\n" + "\n\n".join(f"::: {name}" for name in names) + "\n"
 
 
+def command_page(command: str) -> str:
+    """Return the file name of a command's page; index.md is the list of all commands, not ``cloze index``."""
+    return "index-command.md" if command == "index" else f"{command}.md"
+
+
 def command_pages() -> dict[str, str]:
     """Return the Markdown of the command reference by path: one page per stored help page, and an index."""
     pages, rows = {}, []
@@ -72,8 +77,9 @@ def command_pages() -> dict[str, str]:
         text = path.read_text("utf-8")
         lines = [line.strip() for line in text.splitlines()]
         summary = next(line for line in lines[1:] if line)
-        pages[f"commands/{path.stem}.md"] = f"# cloze {path.stem}\n\n```text\n{text.rstrip()}\n```\n"
-        rows.append(f"| [`cloze {path.stem}`]({path.stem}.md) | {summary} |")
+        page = command_page(path.stem)
+        pages[f"commands/{page}"] = f"# cloze {path.stem}\n\n```text\n{text.rstrip()}\n```\n"
+        rows.append(f"| [`cloze {path.stem}`]({page}) | {summary} |")
     head = "# Commands\n\nWhat `cloze COMMAND --help` prints, for every command.\n\n| command | does |\n|---|---|\n"
     return {"commands/index.md": head + "\n".join(rows) + "\n", **pages}
 

@@ -16,7 +16,16 @@ import cloze
 import cloze.sklearn
 from check_site import problems
 from cloze.cli import COMMANDS
-from docs_site import api_pages, command_pages, navigation, public_homes, resolve_link, rewrite_links, sklearn_names
+from docs_site import (
+    api_pages,
+    command_page,
+    command_pages,
+    navigation,
+    public_homes,
+    resolve_link,
+    rewrite_links,
+    sklearn_names,
+)
 
 ROOT = Path(__file__).parent.parent
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example|Examples):$", re.MULTILINE)
@@ -137,8 +146,11 @@ def test_api_reference_has_every_public_name_once() -> None:
 def test_command_reference_has_every_command() -> None:
     """Each command has a page with its help, and a row in the index."""
     pages = command_pages()
-    assert [name for name in COMMANDS if f"commands/{name}.md" not in pages] == []
-    assert [name for name in COMMANDS if f"[`cloze {name}`]({name}.md)" not in pages["commands/index.md"]] == []
+    assert len({command_page(name) for name in COMMANDS} | {"index.md"}) == len(COMMANDS) + 1
+    titles = {name: pages[f"commands/{command_page(name)}"].partition("\n")[0] for name in COMMANDS}
+    assert titles == {name: f"# cloze {name}" for name in COMMANDS}
+    overview = pages["commands/index.md"]
+    assert [name for name in COMMANDS if f"[`cloze {name}`]({command_page(name)})" not in overview] == []
     assert "--pooling STR" in pages["commands/embed.md"]
 
 

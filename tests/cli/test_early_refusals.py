@@ -11,6 +11,7 @@ from tests.cli.conftest import Cloze, Way
 
 # Required arguments of the commands. None of the files exist, so any work would fail with a different error.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "compare": ("missing.txt",),
     "vocab": ("missing.txt",),
     "coverage": ("missing.txt",),
     "prepare": ("missing.txt", "--vocab", "missing"),
@@ -19,20 +20,27 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "distill": ("classify", "missing.csv", "--model", "missing"),
     "adapt": ("--domain", "missing.txt", "--task", "classify", "missing.csv"),
     "evaluate": ("classify", "missing.csv"),
+    "suggest": ("missing.txt", "--model", "missing"),
     "fill": ("a [MASK]", "--model", "missing"),
     "score": ("a text", "--model", "missing"),
+    "generate": ("a text", "--model", "missing"),
     "correct": ("a text", "--model", "missing"),
     "follows": ("a text", "another", "--model", "missing"),
     "embed": ("a text", "--model", "missing"),
+    "rerank": ("--input", "missing.jsonl", "--model", "missing"),
+    "mine": ("missing.csv", "--model", "missing"),
     "classify": ("a text", "--model", "missing"),
     "tag": ("a text", "--model", "missing"),
     "answer": ("a question", "a context", "--model", "missing"),
     "choose": ("a prompt", "one", "two", "--model", "missing"),
     "inspect": ("a text", "--model", "missing"),
+    "explain": ("a text", "--model", "missing"),
     "heads": ("missing.txt",),
     "quantize": ("--model", "missing"),
     "export": ("--model", "missing"),
 }
+# Suffixes of the files that are not rows; names of folders may have any.
+ENDINGS = {"coverage": ".tsv", "explain": ".html"}
 WHITENING = ("--model", "missing", "--whiten", "missing.txt")
 FLAGS = [
     (command, flag)
@@ -51,7 +59,7 @@ def arguments_of(command: str, flag: str) -> tuple[str, ...]:
 def test_refused_before_any_work(command: str, flag: str, run: Cloze, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("kept", encoding="utf-8")
-    place = blocked / "new" / ("out.tsv" if command == "coverage" else "out.jsonl")
+    place = blocked / "new" / f"out{ENDINGS.get(command, '.jsonl')}"
     result = run(command, *arguments_of(command, flag), flag, place)
     assert (result.code, result.complaint) == (2, f"{flag} {place}: {blocked} is a file; choose another folder")
     assert blocked.read_text(encoding="utf-8") == "kept"
@@ -61,7 +69,7 @@ def test_refused_before_any_work(command: str, flag: str, run: Cloze, tmp_path: 
 def test_output_file_is_not_a_folder_nor_of_an_unknown_format(
     command: str, flag: str, run: Cloze, tmp_path: Path
 ) -> None:
-    folder = tmp_path / ("out.tsv" if command == "coverage" else "out.jsonl")
+    folder = tmp_path / f"out{ENDINGS.get(command, '.jsonl')}"
     folder.mkdir()
     assert "this is a folder; name a file in it" in run(command, *arguments_of(command, flag), flag, folder).complaint
     odd = run(command, *arguments_of(command, flag), flag, tmp_path / "out.xyz")

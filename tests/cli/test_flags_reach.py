@@ -17,19 +17,32 @@ import pytest
 import torch
 
 from cloze.cli import build, inputs
-from cloze.predict import Answer, Corrected, Filled, FilledTogether, Option, Score, Tagged, TaggedWord
+from cloze.predict import (
+    Answer,
+    Corrected,
+    Filled,
+    FilledTogether,
+    Generated,
+    Option,
+    Score,
+    Tagged,
+    TaggedWord,
+)
+from cloze.predict.results import Ranked
 from cloze.progress import Interrupted
 from tests.cli.conftest import Cloze
 
 ARGUMENTS = {
     "fill": ("a [MASK]",),
     "score": ("a text",),
+    "generate": ("a text",),
     "follows": ("a text", "another"),
     "classify": ("a text",),
     "tag": ("a text",),
     "answer": ("a question", "a context"),
     "choose": ("a prompt", "one", "two"),
     "embed": ("a text",),
+    "rerank": ("a query", "one", "two"),
     "correct": ("a text",),
 }
 COLUMNS = ("text", "body", "first", "second", "question", "context")
@@ -74,6 +87,16 @@ CASES: dict[tuple[str, str], Case] = {
     ("fill", "--rounds"): Case(("--joint", "--rounds", 4), ("--joint",)),
     ("score", "--tokens"): Case(("--tokens",)),
     ("follows", "--pair"): Case(("--pair", "body"), paths=FILES),
+    ("generate", "--tokens"): Case(("--tokens", 3)),
+    ("generate", "--temperature"): Case(("--temperature", 0.5)),
+    ("generate", "--top-k"): Case(("--top-k", 3)),
+    ("generate", "--top-p"): Case(("--top-p", 0.5)),
+    ("generate", "--samples"): Case(("--samples", 2)),
+    ("generate", "--seed"): Case(("--seed", 1)),
+    # With a query, the documents are sorted; without one, the rows of a file are scored.
+    ("rerank", "--top"): Case(("--top", 1), paths=("arguments",)),
+    ("rerank", "--pair"): Case(("--pair", "body"), paths=FILES),
+    ("classify", "--no-abstain"): Case(("--no-abstain",)),
     ("classify", "--pair"): Case(("--pair", "second")),
     ("answer", "--top"): Case(("--top", 3)),
     ("answer", "--longest-answer"): Case(("--longest-answer", 7)),
@@ -119,7 +142,7 @@ def case_of(command: str, flag: str) -> Case:
 class SpyModel:
     """A model that records its calls; its predictions depend only on the number of texts."""
 
-    fingerprint, correcting, bert = "weights", None, None
+    fingerprint, correcting, bert, is_cross_encoder = "weights", None, None, True
     task = SimpleNamespace(kind="classify", context=False, names=("O",))
 
     def __init__(self, calls: list[str], **loaded: object) -> None:
@@ -150,8 +173,24 @@ class SpyModel:
         self.record("follows_all", *given)
         return [0.5 for _ in given[0]]
 
-    def predict_rows(self, *given: Any) -> object:
-        self.record("predict_rows", *given)
+    def generate_all(self, *given: Any, **named: object) -> object:
+        self.record("generate_all", *given, **named)
+        return [[Generated(f"{text} a", " a", ("a",), -1.0, False)] for text in given[0]]
+
+    def rerank(self, *given: Any) -> object:
+        self.record("rerank", *given)
+        return [Ranked(0, 0.5, "one")]
+
+    def rerank_scores(self, *given: Any) -> object:
+        self.record("rerank_scores", *given)
+        return np.ones(len(given[0]))
+
+    def logits(self, *given: Any) -> object:
+        self.record("logits", *given)
+        return torch.ones(len(given[0]), 1)
+
+    def predict_rows(self, *given: Any, **named: object) -> object:
+        self.record("predict_rows", *given, **named)
         return [{"label": "yes", "probability": 0.75, "probabilities": {"yes": 0.75, "no": 0.25}} for _ in given[0]]
 
     def answer_all(self, *given: Any) -> object:
@@ -192,7 +231,10 @@ class Spy:
         source = ARGUMENTS[command] if path == "arguments" else ("--input", "rows.jsonl")
         output = Path("out.jsonl")
         output.unlink(missing_ok=True)
-        result = self.run(command, *source, *words, *(("--output", output) if path == "output" else ()))
+        # Commands print a note if the model is the default.
+        result = self.run(
+            command, *source, *words, "--model", "spy", *(("--output", output) if path == "output" else ())
+        )
         written = output.read_text(encoding="utf-8") if output.exists() else ""
         return result.code, result.err, (list(self.calls), result.out, written)
 
@@ -202,7 +244,8 @@ def spy(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spy:
     monkeypatch.chdir(tmp_path)
     spied = Spy(run, [])
     rows = [
-        {name: f"{name} {number}" for name in COLUMNS} | {"options": ["a", "b"], "label": number, "score": 2 * number}
+        {name: f"{name} {number}" for name in COLUMNS}
+        | {"options": ["a", "b"], "negatives": ["a"], "label": number, "score": 2 * number}
         for number in range(3)
     ]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

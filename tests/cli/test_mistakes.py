@@ -124,6 +124,8 @@ TYPED = {
     "fill [MASK] --rounds 3 --model {pretrained}": "--rounds only applies to --joint; "
     "without it, each blank is predicted once",
     "embed --input {folder}/none.txt --model {pretrained}": "none.txt: no such file",
+    "embed door --text body": "--text body names a column of --input; leave it out, or give --input FILE",
+    "rerank who door --text body": "--text body names a column of --input; leave it out, or give --input FILE",
     "embed door --input {text} --model {pretrained}": "texts were given both as arguments and by --input",
     "embed door --model {pretrained} --pooling meen": "unknown pooling 'meen'; did you mean 'mean'?",
     "classify door --model {pretrained}": "this model has no 'sequence' head (its heads: mlm, nsp)",

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from cloze.cli.console import print_json, print_table, shorten
 from cloze.cli.inputs import TEXT_COLUMN, Inputs, Survey, Texts, gather_texts, read_arguments, with_pair
 from cloze.cli.jobs import OPTIONS, Options, PredictionOptions, Row, TextPrediction, run_prediction
-from cloze.cli.outputs import VECTOR_FILES, check_file, check_folder, write_vectors
+from cloze.cli.outputs import ROW_FILES, VECTOR_FILES, check_file, check_folder, write_vectors
 from cloze.errors import ConfigError
 from cloze.models import SENTENCE_MODEL
 from cloze.options import LongTexts
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from cloze.predict import Model
 
+logger = logging.getLogger("cloze")
+
 
 @dataclass(frozen=True)
 class EmbedOptions(PredictionOptions):
@@ -32,6 +34,12 @@ class EmbedOptions(PredictionOptions):
     """A model folder or run, or a model or hub name; by default, the shipped model for sentence vectors."""
     output: Path | None = None
     """Where to write the vectors: .npy, .jsonl or .parquet. Re-running an interrupted command resumes it."""
+
+    def load(self) -> "Model":
+        """Load the model, with a note if it is the default; a mistake in the flags is reported before, on its own."""
+        if self.model == SENTENCE_MODEL:
+            logger.warning("model: %s, the default for vectors; --model selects another", SENTENCE_MODEL)
+        return super().load()
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,6 @@ class Analysis:
 
 
 ANALYSIS = Analysis()
-logger = logging.getLogger("cloze")
 
 
 @dataclass(frozen=True)
@@ -159,8 +166,6 @@ def embed(
     read_layers(layer)
     dimensions = analysis.dimensions if analysis.whiten is None else None
     command = Embed(text, pair, pooling, layer, long_texts, word, prompt, dimensions)
-    if options.model == SENTENCE_MODEL:
-        logger.warning("model: %s, the default for vectors; --model selects another", SENTENCE_MODEL)
     _check_flags(command, analysis, texts, options)
     if analysis.out is not None:
         check_folder(analysis.out)
@@ -332,7 +337,9 @@ def rerank(
     /,
     *,
     top: int | None = None,
-    text: Annotated[str, Parameter(help="The column with the documents; without QUERY, with the queries.")] = "text",
+    text: Annotated[
+        str, Parameter(help="The column with the documents; without QUERY, with the queries.")
+    ] = TEXT_COLUMN,
     pair: Annotated[str | None, Parameter(help="Without QUERY: the column with the documents.")] = None,
     options: Options = OPTIONS,
 ) -> None:
@@ -345,6 +352,8 @@ def rerank(
     Args:
         top: With QUERY: number of documents to show; by default, all.
     """
+    if options.output is not None:
+        check_file(options.output, ROW_FILES)
     if query is None or not query.strip():
         if options.input is None:
             raise ConfigError(
@@ -361,6 +370,8 @@ def rerank(
     if pair is not None or options.output is not None:
         flag = f"--pair {pair}" if pair is not None else f"--output {options.output}"
         raise ConfigError(f"{flag} only applies to a file with queries and documents; leave out QUERY, or the flag")
+    if text != TEXT_COLUMN and options.input is None:
+        raise ConfigError(f"--text {text} names a column of --input; leave it out, or give --input FILE")
     ranked = options.load().rerank(query, gather_texts(documents, options.input, text=text).texts, top)
     if options.json:
         for document in ranked:

@@ -199,13 +199,12 @@ def finetune(
         raise ConfigError("--few and --no-few exclude each other; leave out one of them")
     settings = replace(settings, few=False) if no_few else settings
     task = task.lower()
-    source = rows.source(task, data, dev)
+    run, source = _choose(task, search, similarity), rows.source(task, data, dev)
     with Reporter() as reporter:
         if model is None:
             from cloze.tasks.registry import announce_default_model
 
             model = announce_default_model(task, reporter)
-        run = _choose(task, search, similarity)
         folder = run(source, model, out, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
     print_search(folder, json) if task in ("glue", "clue") or search.several else print_results(folder, json)
 
