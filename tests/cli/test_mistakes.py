@@ -76,6 +76,17 @@ def folder_of_others(way: Way, folder: Path) -> tuple[Words, str]:
     return ["vocab", way.text, "--out", folder / "thesis", "--size", 300], "is not a vocabulary folder"
 
 
+def negatives_over_the_pairs(way: Way, folder: Path) -> tuple[Words, str]:
+    (folder / "pairs.jsonl").write_text('{"query": "who", "positive": "he"}\n', encoding="utf-8")
+    words = ["mine", folder / "pairs.jsonl", "--model", "missing", "--out", folder / "pairs.jsonl"]
+    return words, "pairs.jsonl: this is an input itself; choose another location"
+
+
+def documents_without_a_query(way: Way, folder: Path) -> tuple[Words, str]:
+    words = ["rerank", "", "a document", "--input", folder / "pairs.jsonl", "--pair", "body"]
+    return words, "documents were given without a query"
+
+
 MADE: dict[str, Mistake] = {
     "unfinished run": unfinished_run,
     "truncated weights": truncated_weights,
@@ -84,6 +95,8 @@ MADE: dict[str, Mistake] = {
     "hostile pickle": hostile_pickle,
     "empty corpus": empty_corpus,
     "folder of others": folder_of_others,
+    "negatives over the pairs": negatives_over_the_pairs,
+    "documents without a query": documents_without_a_query,
 }
 # Commands with the names of pipeline folders, and the expected error messages.
 TYPED = {
@@ -93,6 +106,17 @@ TYPED = {
     "prepare {rows} --vocab {pretrained} --out {folder}/run": "rows.tsv: is a table; expected",
     "pretrain {data} --preset tiny --length 1000000 --out {folder}/run": "length is 1000000; expected at most 32,768",
     "evaluate classify {rows} --model {tuned} --length 64": "--max-length is 64, which only applies to mlm",
+    "evaluate mlm {text} --label-errors": "--label-errors only applies to classify; leave it out for mlm",
+    "evaluate classify {rows} --model {tuned} --label-errors --abstain-at 0.1": (
+        "--abstain-at 0.1 has no effect with --label-errors; leave out one of the two"
+    ),
+    "evaluate classify {rows} --model {tuned} --label-errors --report {folder}/page.html": (
+        "page.html has no effect with --label-errors; leave out one of the two"
+    ),
+    "evaluate mlm {text} --abstain-at 0.1": "which only applies to classify; leave it out for mlm",
+    "evaluate clustering {rows} --abstain-at 0.1": "which only applies to classify; leave it out for clustering",
+    "evaluate clustering {rows} --longest-answer 3": "applies only to question answering; leave it out for clustering",
+    "suggest {rows} --model {tuned} --output {rows}": "this is the file of rows itself; choose another location",
     "evaluate mlm {text} --split test": "--split is 'test', which only applies to published tasks; leave it out",
     "finetune classify {rows} --model {pretrained} --length 2 --out {folder}/run": "length is 2; expected at least 3",
     "pretrian {data}": "unknown command 'pretrian'; did you mean 'pretrain'?",
@@ -168,7 +192,7 @@ def test_changed_settings_are_told_as_a_difference(run: Cloze, way: Way) -> None
     assert json.loads((way.pretrained / "run.json").read_text(encoding="utf-8")) == recorded
 
 
-@pytest.mark.parametrize("command", ["classify", "embed", "tag", "score", "correct"])
+@pytest.mark.parametrize("command", ["classify", "embed", "tag", "score", "correct", "generate", "explain"])
 def test_file_given_as_a_text_is_refused(
     command: str, run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

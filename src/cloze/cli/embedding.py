@@ -360,6 +360,8 @@ def rerank(
                 "expected a query and documents: cloze rerank QUERY DOCUMENT DOCUMENT; or --input FILE with columns "
                 "for queries (--text) and documents (--pair)"
             )
+        if documents:
+            raise ConfigError("documents were given without a query; the first argument is the query, then documents")
         if top is not None:
             raise ConfigError(f"--top {top} only applies to the documents of one query; give QUERY, or leave it out")
         if pair is None:

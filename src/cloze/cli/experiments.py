@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_table, print_written, shorten
 from cloze.cli.inputs import TEXT_COLUMN, Texts, gather_texts, read_file, with_pair
-from cloze.cli.outputs import ROW_FILES, beside, check_file, check_folder, write_rows
+from cloze.cli.outputs import ROW_FILES, beside, check_file, check_folder, check_not_input, write_rows
 from cloze.comparison.settings import CompareSettings
 from cloze.errors import ConfigError
 from cloze.inspect import HeadSettings
@@ -333,6 +333,7 @@ def suggest(
     """
     if output is not None:
         check_file(output, ROW_FILES)
+        check_not_input(output, rows, given="the file of rows")
     from cloze.train.finetuning.label_quality import suggest as run
 
     inputs = read_file(rows, text=text, pair=pair)

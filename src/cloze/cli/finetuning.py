@@ -20,6 +20,7 @@ from cloze.cli.console import (
 )
 from cloze.cli.outputs import check_folder
 from cloze.cli.retrieval import (
+    check_longest,
     check_precision,
     check_report,
     evaluate_blanks,
@@ -139,11 +140,16 @@ class LabelErrorFlags:
     method: Literal["linear", "finetune"] = "linear"
     """With --label-errors: linear (a linear head on the model's vectors) or finetune (slower; once per fold)."""
 
-    def check(self) -> None:
-        """Refuse settings without --label-errors, which would have no effect."""
+    def check(self, task: str, report: Path | None, abstain_at: float | None) -> None:
+        """Refuse settings without --label-errors, and those that have no effect with it."""
         for name in ("folds", "method") if not self.label_errors else ():
             if (value := getattr(self, name)) != getattr(LabelErrorFlags, name):
                 raise ConfigError(f"--{name} is {value}, which only applies to --label-errors; leave it out")
+        if self.label_errors and task in ("mlm", CORRECTION_NAME, *vector_tasks()):
+            raise ConfigError(f"--label-errors only applies to classify; leave it out for {task}")
+        for flag, other in (("--report", report), ("--abstain-at", abstain_at)) if self.label_errors else ():
+            if other is not None:
+                raise ConfigError(f"{flag} {other} has no effect with --label-errors; leave out one of the two")
 
 
 # Number of probable label errors that a table shows.
@@ -279,12 +285,12 @@ def evaluate(
     check_report(task, report)
     _check_flags(task, split, blanks, correction, retrieval)
     check_precision(task, machine)
-    _check_longest(task, longest_answer)
+    check_longest(task, longest_answer)
     if model is None:
         from cloze.tasks.registry import default_model
 
         model = SHIPPED_MODEL if task == "mlm" else default_model(task)
-    quality.check()
+    quality.check(task, report, abstain_at)
     if abstain_at is not None:
         from cloze.predict.evaluation import check_abstention
 
@@ -373,18 +379,6 @@ def _check_flags(
                 raise ConfigError(f"--{flag} is {value!r}, which only applies to {owner}; leave it out for {task}")
     if task in ("mlm", CORRECTION_NAME) and split != "dev":
         raise ConfigError(f"--split is {split!r}, which only applies to published tasks; leave it out for {task}")
-
-
-def _check_longest(task: str, longest: int | None) -> None:
-    """Reject a maximum answer length for any task but answering."""
-    from cloze.tasks.registry import find_task
-
-    if longest is not None and (
-        task in ("mlm", CORRECTION_NAME) or "longest_answer" not in find_task(task).kind.settings
-    ):
-        raise ConfigError(
-            f"--longest-answer is {longest}, which applies only to question answering; leave it out for {task}"
-        )
 
 
 def _predict_test_rows(source: Source, model: str, out: Path | None, machine: Machine, json: bool) -> None:

@@ -22,7 +22,7 @@ from cyclopts import Parameter
 from cloze.cli import inputs
 from cloze.cli.console import InferenceMachine, Reporter, print_json, print_written
 from cloze.cli.inputs import Inputs, Survey
-from cloze.cli.outputs import ROW_FILES, arrow_schema, beside, check_file, join_parts, write_rows
+from cloze.cli.outputs import ROW_FILES, arrow_schema, beside, check_file, check_not_input, join_parts, write_rows
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 from cloze.resumable import PartCounts, ResumableJob, UnchangedFile, file_identity
@@ -232,8 +232,7 @@ def _predict_file(command: Prediction[PartT, ResultT], source: Path, output: Pat
     """Predict a file of any size into another, in parts."""
     model = options.load()
     predict, counts = command.predictor(model), PartCounts(output)
-    if output.exists() and source.exists() and output.samefile(source):
-        raise ConfigError(f"--output {output}: this is the --input itself; choose another location")
+    check_not_input(output, source)
     rows = min(SLOW_PART_ROWS, inputs.PART_ROWS) if command.slow else inputs.PART_ROWS
     unchanged = UnchangedFile(source)
     # A pipe can be read only once, so there is no first pass over it.

@@ -48,6 +48,19 @@ def check_file(path: Path, endings: Sequence[str] = (), flag: str = "--output") 
     hold_target(path)
 
 
+def check_not_input(path: Path, source: Path, flag: str = "--output", given: str = "the --input") -> None:
+    """Reject an output file that is also the input, before any work is done.
+
+    Args:
+        path: The file to write.
+        source: The file to read.
+        flag: The flag that named the output, for the message.
+        given: What the input is called in the message.
+    """
+    if path.exists() and source.exists() and path.samefile(source):
+        raise ConfigError(f"{flag} {path}: this is {given} itself; choose another location")
+
+
 def check_folder(path: Path | None, flag: str = "--out") -> None:
     """Reject an output folder that cannot be created or written to, before any work is done.
 

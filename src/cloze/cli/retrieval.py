@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from cloze.cli.console import InferenceMachine, Machine, Reporter, print_json, print_table, shorten
 from cloze.cli.inputs import split_parts
-from cloze.cli.outputs import check_file, join_parts
+from cloze.cli.outputs import check_file, check_not_input, join_parts
 from cloze.errors import ConfigError
 from cloze.locks import real_target
 from cloze.models import SENTENCE_MODEL
@@ -96,6 +96,19 @@ def check_report(task: str, path: Path | None) -> None:
     check_file(path, (".html",), "--report")
 
 
+def check_longest(task: str, longest: int | None) -> None:
+    """Reject a maximum answer length for any task but answering."""
+    from cloze.tasks.correction.kind import CORRECTION_NAME
+    from cloze.tasks.registry import find_task
+
+    if longest is not None and (
+        task in ("mlm", CORRECTION_NAME, *vector_tasks()) or "longest_answer" not in find_task(task).kind.settings
+    ):
+        raise ConfigError(
+            f"--longest-answer is {longest}, which applies only to question answering; leave it out for {task}"
+        )
+
+
 def write_report_page(evaluation: "Evaluation", model: str, path: Path) -> None:
     """Write a page with the scores and the worst rows or queries."""
     from cloze.inspect.views.page import write_evaluation
@@ -172,6 +185,8 @@ def mine(
         json: Print JSON.
     """
     check_file(out, (".jsonl",), "--out")
+    for source in filter(None, (data, documents)):
+        check_not_input(out, source, "--out", "an input")
     pairs, passages = _read_pairs(rows.source(RETRIEVAL_NAME, data), documents)
     loaded = machine.load(model)
     scorer = None if reranker is None else machine.load(reranker)

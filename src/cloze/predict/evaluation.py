@@ -153,7 +153,8 @@ def _evaluate(
 
 def check_abstention(task: str, rate: float, model: Any) -> None:
     """Refuse an error rate to abstain at that cannot be used; before any work is done."""
-    if task.lower() in (CORRECTION_NAME, SIMILARITY.name) or not _can_abstain(find_task(task).kind):
+    without_labels = ("mlm", CORRECTION_NAME, SIMILARITY.name, RETRIEVAL_NAME, CLUSTERING_NAME)
+    if task.lower() in without_labels or not _can_abstain(find_task(task).kind):
         raise ConfigError(f"abstain_at is {rate:g}, which only applies to classify; leave it out for {task}")
     if not 0 < rate < 1:
         raise ConfigError(f"abstain_at is {rate:g}; expected an error rate above 0 and below 1, such as 0.05")
