@@ -80,6 +80,13 @@ def test_sentence_model_ranks_texts_by_meaning() -> None:
     assert similarities[0] > similarities[1:].max() + 0.1
 
 
+def test_sentence_model_loads_without_notes(caplog: pytest.LogCaptureFixture) -> None:
+    """It has no pooler, but nothing uses the state of [CLS]."""
+    with caplog.at_level("WARNING", logger="cloze"):
+        load(SENTENCE_MODEL)
+    assert caplog.messages == []
+
+
 def test_sentence_transformers_reads_the_sentence_model() -> None:
     texts = ["a ship at sea", "The stock exchange closed early."]
     theirs = SentenceTransformer(str(shipped_folder(SENTENCE_MODEL)), device="cpu").encode(texts)

@@ -36,8 +36,13 @@ class Assembled:
     notes: tuple[str, ...]
 
 
-def assemble(tensors: Mapping[str, Tensor], values: dict[str, Any], path: Path) -> Assembled:
-    """Build the model from its tensors; ``path`` is used in error messages."""
+def assemble(
+    tensors: Mapping[str, Tensor], values: dict[str, Any], path: Path, *, pools_tokens: bool = False
+) -> Assembled:
+    """Build the model from its tensors; ``path`` is used in error messages.
+
+    ``pools_tokens`` says that the folder computes sentence vectors from all tokens, without the state of [CLS].
+    """
     config, layout = read_config(values, path), read_layout(values)
     found = _without_copies({normalised(name, layout): tensor for name, tensor in tensors.items()}, layout)
     mean_head = read_mean_head(values, path)
@@ -52,7 +57,7 @@ def assemble(tensors: Mapping[str, Tensor], values: dict[str, Any], path: Path) 
     _check_tied(tensors, layout, found, path)
     task_heads = [head for head in heads if head in {kind.head for kind in labelled_kinds()}]
     task = read_task_labels(values, task_heads[0], labels, path) if task_heads else None
-    return Assembled(model.eval(), task, _notes(model, layout, found))
+    return Assembled(model.eval(), task, _notes(model, layout, found, pools_tokens))
 
 
 def _count_labels(found: Mapping[str, Tensor], layout: Layout, path: Path) -> int:
@@ -153,9 +158,10 @@ def _check_tied(tensors: Mapping[str, Tensor], layout: Layout, found: Mapping[st
             )
 
 
-def _notes(model: Backbone, layout: Layout, found: Mapping[str, Tensor]) -> tuple[str, ...]:
+def _notes(model: Backbone, layout: Layout, found: Mapping[str, Tensor], pools_tokens: bool) -> tuple[str, ...]:
     notes = []
     reads_tokens = bool({"token", "span"} & set(model.head_names)) or model.pooling != "cls"
+    reads_tokens = reads_tokens or (pools_tokens and not model.head_names)
     if model.pooler is None and not reads_tokens and model.capabilities.summary == "first":
         notes.append("no pooler in the weights: the state of [CLS] is used without one")
     used = {part for name in model.state_dict() for part in hugging_face_names(name, layout)}

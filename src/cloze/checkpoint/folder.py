@@ -112,7 +112,7 @@ def load_folder(path: Path) -> ModelFolder:
     embedding = read_embedding(folder)
     if read_head_pooling(values, folder) == "mean":
         tensors, embedding = _with_mean_head(tensors, embedding, values, folder)
-    assembled = assemble(tensors, values, folder)
+    assembled = assemble(tensors, values, folder, pools_tokens=embedding.pools_tokens)
     model = assembled.model
     longest = model.config.positions if model.capabilities.has_positions else None
     tokenizer = Tokenizer.from_folder(folder, positions=longest)

@@ -125,6 +125,14 @@ class EmbeddingSettings:
     prompts: Mapping[str, str] = field(default_factory=dict)  # instruction prefixes by name, such as "query"
     dimensions: tuple[int, ...] = ()  # sizes to which vectors may be cut (Matryoshka training), largest first
 
+    @property
+    def pools_tokens(self) -> bool:
+        """Whether the vectors are a learned map of all pooled tokens, without the state of [CLS].
+
+        Pooling alone does not tell, since cloze writes modules.json into every folder.
+        """
+        return bool(self.projections) and self.unsupported is None and self.pooling not in ("cls", "pooler")
+
     def prompt(self, name: str) -> str:
         """Return the prefix of texts of a kind, ``query`` or ``document``; an empty text if the model needs none.
 
