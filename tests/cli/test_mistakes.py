@@ -192,12 +192,13 @@ def test_changed_settings_are_told_as_a_difference(run: Cloze, way: Way) -> None
     assert json.loads((way.pretrained / "run.json").read_text(encoding="utf-8")) == recorded
 
 
-@pytest.mark.parametrize("command", ["classify", "embed", "tag", "score", "correct", "generate", "explain"])
+@pytest.mark.parametrize("command", ["classify", "embed", "tag", "score", "correct", "generate", "explain", "rerank"])
 def test_file_given_as_a_text_is_refused(
     command: str, run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.csv").write_text("text\na\n", "utf-8")
-    result = run(command, "rows.csv", "--model", "missing")
+    query = ["a query"] if command == "rerank" else []
+    result = run(command, *query, "rows.csv", "--model", "missing")
     assert (result.code, result.complaint) == (2, "rows.csv is a file, but was given as a text; use --input rows.csv")
-    assert run(command, "other.csv", "--model", "missing").complaint.startswith("missing: no such folder")
+    assert run(command, *query, "other.csv", "--model", "missing").complaint.startswith("missing: no such folder")

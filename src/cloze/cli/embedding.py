@@ -374,7 +374,8 @@ def rerank(
         raise ConfigError(f"{flag} only applies to a file with queries and documents; leave out QUERY, or the flag")
     if text != TEXT_COLUMN and options.input is None:
         raise ConfigError(f"--text {text} names a column of --input; leave it out, or give --input FILE")
-    ranked = options.load().rerank(query, gather_texts(documents, options.input, text=text).texts, top)
+    texts = gather_texts(documents, options.input, text=text).texts  # before the model: a mistake takes no time
+    ranked = options.load().rerank(query, texts, top)
     if options.json:
         for document in ranked:
             print_json(vars(document))
