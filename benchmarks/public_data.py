@@ -268,7 +268,7 @@ def _write_others(folder: Path, draw: random.Random) -> None:
     for split, file in (("train", "eng.train"), ("dev", "eng.testa")):
         authors = _demo_rows("authors", split)
         rows = [json.dumps({"text": text, "label": label}) for text, label in authors]
-        for task in ("sci-cite", "chemprot"):
+        for task in ("sci-cite", "chemprot", "citation_intent"):
             _write(folder / f"scibert_tasks/text_classification/{task}/{split}.txt", rows)
         lines, others = ["-DOCSTART- -X- O O", ""], list[str]()
         for text, _ in authors:

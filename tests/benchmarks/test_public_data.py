@@ -21,6 +21,7 @@ ARGUMENTS = {
     "choices": ("--text", "missing", "--held-out", "missing"),
     "correction": ("chinese", "--model", "missing"),
     "heads": ("survey",),
+    "index": ("rate",),
     "retrieval": ("squad",),
     "retrieval_quality": ("--out", "missing"),
 }

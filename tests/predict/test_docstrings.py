@@ -3,6 +3,7 @@
 import doctest
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 import cloze
 from cloze.checkpoint import TaskLabels
-from cloze.model import HeadName
+from cloze.model import Gpt, HeadName
 from cloze.predict import Model
 from cloze.tasks.answering.kind import ANSWER
 from cloze.tasks.choice.kind import CHOOSE
@@ -46,6 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         contents = model_folder([head], labels=outputs, task=TaskLabels(kind.name, labels))
         saved(contents, place / "runs" / name / "model")
     saved(model_folder(["mlm", "sop"]), place / "runs" / "albert" / "model")
+    left_to_right = model_folder(["mlm"])
+    gpt = Gpt.fresh(left_to_right.model.config, ["lm"])
+    saved(replace(left_to_right, model=gpt), place / "runs" / "gpt" / "model")
     make_adapter(make_base(place / "base"), place / "runs" / "adapter" / "model", LORA)
     return place
 

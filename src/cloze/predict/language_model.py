@@ -143,8 +143,7 @@ class LanguageModel(BaseModel):
 
         Example:
             >>> [best] = cloze.load("runs/gpt").generate("He opened the", tokens=10, temperature=0)
-            >>> best.text
-            'he opened the ...'
+            >>> text = best.text
         """
         return self.generate_all(
             [text], tokens, temperature=temperature, top_k=top_k, top_p=top_p, samples=samples, seed=seed
