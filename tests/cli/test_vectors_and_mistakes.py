@@ -124,8 +124,11 @@ def test_similarity_is_trained(run: Cloze, way: Way, lines: Path, tmp_path: Path
     [
         (("--layer", "last"), "--layer 'last': expected a number, or several separated by commas"),
         (("--whiten", "a.txt"), "--whiten needs --out FOLDER for the whitened model, or --report to try it"),
-        (("--dimensions", 99), "dimensions is 99, but the vectors have 32; expected 1 to 32"),
-        (("--prompt", "queries"), "unknown prompt 'queries'; did you mean 'query'?"),
+        (("--dimensions", 999), "dimensions is 999, but the vectors have 128; expected 1 to 128"),
+        (
+            ("--prompt", "queries"),
+            "unknown prompt 'queries'; did you mean 'query'?; or give the text itself, such as 'query: '",
+        ),
         (("--out", "x"), "--out only applies to the whitened model; add --whiten FILE, or use --output for vectors"),
     ],
 )

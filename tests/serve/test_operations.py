@@ -94,7 +94,7 @@ def test_heads_allow(models: dict[str, Model]) -> None:
         "base": {"fill", "correct", "score", "follows"},
         "labels": {"classify"},
         "several": {"classify"},
-        "number": {"classify"},
+        "number": {"classify", "rerank"},
         "tags": {"tag"},
         "spans": {"answer"},
         "options": {"choose"},
