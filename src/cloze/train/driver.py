@@ -59,6 +59,8 @@ class TrainingParts:
         choose: Returns the parts to train with instead, after a choice that is recorded in the run.
         activations: Maps the number of rows and their length to the peak bytes of a step's activations; by default,
             those of the model alone are estimated.
+        save_memory: Returns the advice to divide a step into smaller parts, for the error of a step that does not fit
+            into memory.
     """
 
     recorded: Mapping[str, Any]
@@ -71,6 +73,7 @@ class TrainingParts:
     finish: Callable[[Run, ResolvedSettings], None]
     choose: "Callable[[Run], TrainingParts] | None" = None
     activations: Callable[[int, int], int] | None = None
+    save_memory: Callable[[], str] = lambda: f"more parts with {format_option('accumulate')}"
 
 
 def run_training(parts: TrainingParts, out: str | Path, *, fresh: bool, progress: Progress) -> Path:
@@ -109,7 +112,7 @@ def _train_in_steps(
         require_bert(bert, "checkpointing").encoder.checkpointing = True
     return_freed_memory() if settings.checkpointing else keep_freed_memory()
     batches, objective = make_batches(), parts.objective()
-    require_step_memory(objective, bert, batches, settings, parts.activations)
+    require_step_memory(objective, bert, batches, parts)
     return train_with_evaluation(objective, batches, parts, run, progress)
 
 
@@ -117,8 +120,7 @@ def require_step_memory(
     objective: nn.Module,
     bert: Backbone,
     batches: EpochBatches,
-    settings: ResolvedSettings,
-    activations: Callable[[int, int], int] | None = None,
+    parts: TrainingParts,
 ) -> None:
     """Check that the largest step fits into memory, before the first step.
 
@@ -127,11 +129,12 @@ def require_step_memory(
     """
     if next(bert.parameters()).device.type != "cpu":
         return  # an accelerator's allocator reports the failure itself; a CPU machine would swap or kill the process
+    settings = parts.settings
     tokens, longest = batches.largest_part(settings.accumulate)
     trained = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
     states, rows = 0, -(-tokens // longest)
-    if activations is not None:
-        states = activations(rows, longest)
+    if parts.activations is not None:
+        states = parts.activations(rows, longest)
     elif bert.reader is None:  # frozen states need no backward pass
         states = count_activations(
             bert.config,
@@ -147,7 +150,7 @@ def require_step_memory(
         gradients + states,
         f"a step of {settings.batch_size} rows of up to {longest} tokens in {settings.accumulate} parts (gradients and "
         f"moments {format_bytes(gradients)}, states {format_bytes(states)})",
-        f"use a smaller {format_option('batch_size')}, more parts with {format_option('accumulate')}, "
+        f"use a smaller {format_option('batch_size')}, {parts.save_memory()}, "
         f"{format_option('checkpointing', True)}, a smaller {format_option('max_length')} or a smaller model",
     )
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import cloze
 from cloze.errors import ConfigError, DataError
+from cloze.hardware import AvailableMemory
 from cloze.predict import load
 from cloze.progress import Interrupted
 from cloze.tasks.rows import Source
@@ -107,6 +108,18 @@ def test_an_interrupted_run_resumes_bit_by_bit(base: Path, tmp_path: Path) -> No
         run_finetuning(source, base, tmp_path / "parts", settings=settings, similarity=CHUNKS)
     parts = run_finetuning(source, base, tmp_path / "parts", settings=settings, similarity=CHUNKS)
     assert weights(parts) == weights(whole)
+
+
+def test_a_step_beyond_the_memory_names_the_size_of_a_chunk(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source("retrieval", write(tmp_path / "rows.jsonl", make_rows()))
+    # Enough to read the weights, but not for the gradients and moments of a step.
+    there = AvailableMemory(9 * load(base).bert.parameter_count(), "a made limit")
+    monkeypatch.setattr("cloze.hardware.available_memory", lambda: there)
+    with pytest.raises(ConfigError, match=r"\(a made limit\); use a smaller .*, a smaller chunk_tokens") as caught:
+        run_finetuning(source, base, tmp_path / "run", settings=QUICK, similarity=CHUNKS)
+    assert "accumulate" not in str(caught.value)
 
 
 @pytest.mark.parametrize("task", ["retrieval", "rerank"])

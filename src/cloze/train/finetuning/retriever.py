@@ -197,6 +197,7 @@ def finetune_retrieval(
         ),
         metric=RETRIEVAL.metrics[0],
         score=run.score,
+        save_memory=lambda: f"a smaller {format_option('chunk_tokens')}",
         finish=run.finish,
     )
     return run_training(parts, out, fresh=fresh, progress=progress)
